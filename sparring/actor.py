@@ -1,0 +1,120 @@
+"""The actor: policy × behaviour × episode bookkeeping, as pure blocks that every driver shares.
+
+Drivers call `act` and the environment's step as blocks (`ops.seam`), so that they round the same whether they
+are compiled alone (host driver) or inside one large program (fused driver).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from sparring.types import Action, ActorState, Algorithm, Behaviour, Key, TimeStep, Transition, View
+
+
+def start(algo: Algorithm, timestep: TimeStep) -> ActorState:
+    """The actor's state before its first decision."""
+    rows = timestep.reward.shape[0]
+    return ActorState(timestep.obs, jnp.ones(rows, bool), algo.carry(rows), timestep.legal)
+
+
+def act(
+    algo: Algorithm, weights: Any, state: ActorState, behaviour: Behaviour, key: Key
+) -> tuple[Action, Any, Any]:
+    """One decision per row: action, extras, carry."""
+    remembers = bool(jax.tree.leaves(state.carry))
+    view = View(state.obs, state.legal, state.first if remembers else None)
+    return algo.act(weights, state.carry, view, behaviour, key)
+
+
+def observe(state: ActorState, carry: Any, timestep: TimeStep) -> ActorState:
+    """The actor's state after the world answered."""
+    return ActorState(timestep.obs, ended(timestep), carry, timestep.legal, state.arm)
+
+
+def ended(timestep: TimeStep) -> Array:
+    """Rows whose next observation starts an episode."""
+    over = timestep.terminated | timestep.truncated
+    return over if timestep.lost is None else over | timestep.lost
+
+
+def transition(state: ActorState, action: Action, extras: Any, timestep: TimeStep) -> Transition:
+    """The record of one step of all rows."""
+    lost = timestep.lost
+    return Transition(
+        obs=state.obs,
+        action=action,
+        reward=timestep.reward,
+        terminated=timestep.terminated,
+        truncated=timestep.truncated if lost is None else timestep.truncated | lost,
+        next_obs=timestep.next_obs,
+        extras=extras,
+        first=state.first,
+        legal=state.legal,
+        mask=None if lost is None else ~lost,
+    )
+
+
+class Episodes(NamedTuple):
+    """Returns and lengths: of the episodes in progress, and of the last W that ended."""
+
+    total: Float[Array, " B"]
+    length: Int[Array, " B"]
+    window_return: Float[Array, " W"]
+    window_length: Int[Array, " W"]
+    finished: Int[Array, ""]
+    """Episodes that ended so far; the window is full from W on."""
+
+
+def start_episodes(rows: int, window: int) -> Episodes:
+    """No episode has ended."""
+    return Episodes(
+        jnp.zeros(rows),
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros(window),
+        jnp.zeros(window, jnp.int32),
+        jnp.zeros((), jnp.int32),
+    )
+
+
+def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
+    """The bookkeeping after a rollout; an episode that was lost leaves no trace in the window."""
+    over = rollout.terminated | rollout.truncated
+    mask = jnp.ones_like(over) if rollout.mask is None else rollout.mask
+    steps = jnp.ones_like(over, jnp.int32) if rollout.elapsed is None else rollout.elapsed.astype(jnp.int32)
+
+    def step(state: Episodes, now: tuple[Array, ...]) -> tuple[Episodes, None]:
+        reward, over_t, mask_t, steps_t = now
+        total = state.total + jnp.where(mask_t, reward, 0.0)
+        length = state.length + jnp.where(mask_t, steps_t, 0)
+        counts = over_t & mask_t
+        window = state.window_return.shape[0]
+        # Ended rows take the next places of the ring; the others aim past its end and are dropped.
+        place = (state.finished + jnp.cumsum(counts) - 1) % window
+        place = jnp.where(counts, place, window)
+        return Episodes(
+            jnp.where(over_t, 0.0, total),
+            jnp.where(over_t, 0, length),
+            state.window_return.at[place].set(total, mode="drop"),
+            state.window_length.at[place].set(length, mode="drop"),
+            state.finished + jnp.sum(counts, dtype=jnp.int32),
+        ), None
+
+    def walk() -> Episodes:
+        return jax.lax.scan(step, episodes, (rollout.reward, over, mask, steps))[0]
+
+    return walk()
+
+
+def window_mean(episodes: Episodes) -> tuple[Array, Array, Array]:
+    """Mean return and length of the episodes in the window, and how many there are."""
+    size = episodes.window_return.shape[0]
+    count = jnp.minimum(episodes.finished, size)
+    safe = jnp.maximum(count, 1)
+    kept = jnp.arange(size) < count
+    mean = jnp.sum(jnp.where(kept, episodes.window_return, 0.0)) / safe
+    length = jnp.sum(jnp.where(kept, episodes.window_length, 0)) / safe
+    return mean, length, count

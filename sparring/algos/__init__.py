@@ -1,0 +1,1 @@
+"""Algorithms, one file each; two algorithms never import each other."""

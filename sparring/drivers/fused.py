@@ -1,0 +1,199 @@
+"""The fused driver: environment, policy and learning in one XLA program, several iterations per call."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparring import actor
+from sparring.drivers import loop
+from sparring.drivers.loop import Learner
+from sparring.envs import batched
+from sparring.envs.api import JaxEnv
+from sparring.envs.batched import BatchedState
+from sparring.ops import keys
+from sparring.ops.seam import block
+from sparring.types import ActorState, Algorithm, Behaviour, Key, Metrics, Transition
+
+MOST = 1024
+"""Iterations one call can report on."""
+
+
+class World(NamedTuple):
+    """Everything that changes in a fused run: learner, actor and environment."""
+
+    learner: Learner
+    actor: ActorState
+    env: BatchedState
+
+
+def collect(
+    algo: Algorithm, env: JaxEnv, world: World, key: Key, iteration: jax.Array, unroll: int = 1
+) -> tuple[ActorState, BatchedState, Transition]:
+    """A rollout of every row under the current policy."""
+    steps = algo.plan.rollout
+    weights = algo.policy(world.learner.train)
+
+    def step(carry: tuple[ActorState, BatchedState], now: tuple[Key, Key]) -> tuple[Any, Transition]:
+        state, env_state = carry
+        act_key, env_key = now
+        action, extras, memory = block(actor.act)(algo, weights, state, Behaviour(), act_key)
+        env_state, timestep = block(partial(batched.step, env))(env_state, action, env_key)
+        record = actor.transition(state, action, extras, timestep)
+        return (actor.observe(state, memory, timestep), env_state), record
+
+    streams = tuple(keys.per_step(key, iteration, tag, steps) for tag in (keys.ACT, keys.ENV))
+    (state, env_state), rollout = jax.lax.scan(step, (world.actor, world.env), streams, unroll=unroll)
+    return state, env_state, rollout
+
+
+def start(algo: Algorithm, env: JaxEnv, rows: int, window: int, key: Key) -> World:
+    """The world before the first iteration."""
+    env_state, timestep = batched.start(env, keys.once(key, keys.RESET), rows)
+    state = actor.start(algo, timestep)
+    train = jax.eval_shape(algo.init, key)
+    blank = World(Learner(train, None, None), state, env_state)  # type: ignore[arg-type]
+    example = jax.eval_shape(lambda w: collect(algo, env, w, key, jnp.int32(0))[2], blank)
+    return World(loop.start(algo, key, example, window), state, env_state)
+
+
+def iterate(
+    algo: Algorithm, env: JaxEnv, world: World, key: Key, iteration: jax.Array, unroll: int = 1
+) -> tuple[World, Metrics]:
+    """One iteration: collect, then learn."""
+    state, env_state, rollout = collect(algo, env, world, key, iteration, unroll)
+    learner, metrics = loop.learn(algo, world.learner, rollout, key, iteration)
+    return World(learner, state, env_state), metrics
+
+
+def run(
+    env: JaxEnv, unroll: int, algo: Algorithm, world: World, key: Key, first: jax.Array, count: jax.Array
+) -> tuple[World, Metrics]:
+    """`count` iterations from number `first`; metrics of iteration i stand in row i."""
+    shapes = jax.eval_shape(partial(iterate, algo, env, unroll=unroll), world, key, first)[1]
+    blank = jax.tree.map(lambda s: jnp.zeros((MOST, *s.shape), s.dtype), shapes)
+
+    def body(i: jax.Array, carry: tuple[World, Metrics]) -> tuple[World, Metrics]:
+        world, metrics = carry
+        world, now = iterate(algo, env, world, key, first + i, unroll)
+        return world, jax.tree.map(lambda rows, x: rows.at[i].set(x), metrics, now)
+
+    return jax.lax.fori_loop(0, count, body, (world, blank))
+
+
+class Fused:
+    """Runs a JAX environment and an algorithm on the device; the host gets control between calls.
+
+    With several seeds on a CPU the one compiled program runs from a thread pool, so each seed equals its
+    single run bit for bit; on an accelerator they run as one `vmap`, equal statistically.
+    """
+
+    def __init__(
+        self,
+        algo: Algorithm,
+        env: JaxEnv,
+        rows: int,
+        seeds: tuple[int, ...],
+        window: int = 100,
+        unroll: int = 1,
+    ) -> None:
+        self.algo = _on_device(algo)
+        self.env = env
+        self.rows = rows
+        self.seeds = seeds
+        self.iteration = 0
+        self.compile_seconds = 0.0
+        self._program: Any = None
+        self._unroll = unroll
+        self._stacked = len(seeds) > 1 and jax.default_backend() != "cpu"
+        self._keys = [jax.random.key(seed) for seed in seeds]
+        began = time.perf_counter()
+        self.worlds = [start(self.algo, env, rows, window, key) for key in self._keys]
+        self.compile_seconds += time.perf_counter() - began
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Environment steps of one seed in one iteration."""
+        return self.algo.plan.rollout * self.rows
+
+    def advance(self, iterations: int) -> list[dict[str, np.ndarray]]:
+        """Runs iterations and returns, per seed, each metric as an array over them."""
+        iterations = min(iterations, MOST)
+        if self._program is None:
+            self._compile()
+        first, count = jnp.int32(self.iteration), jnp.int32(iterations)
+
+        def one(index: int) -> tuple[World, Metrics]:
+            return jax.block_until_ready(  # type: ignore[no-any-return]
+                self._program(self.algo, self.worlds[index], self._keys[index], first, count)
+            )
+
+        if self._stacked:
+            world = jax.tree.map(lambda *x: jnp.stack(x), *self.worlds)
+            world, metrics = self._program(self.algo, world, jnp.stack(self._keys), first, count)
+            size = len(self.seeds)
+            self.worlds = [jax.tree.map(lambda x, i=i: x[i], world) for i in range(size)]
+            traces = [jax.tree.map(lambda x, i=i: x[i], metrics) for i in range(size)]
+        elif len(self.seeds) == 1:
+            self.worlds[0], trace = one(0)
+            traces = [trace]
+        else:
+            with ThreadPoolExecutor() as pool:
+                done = list(pool.map(one, range(len(self.seeds))))
+            self.worlds = [world for world, _ in done]
+            traces = [trace for _, trace in done]
+        self.iteration += iterations
+        return [{name: np.asarray(x)[:iterations] for name, x in trace.items()} for trace in traces]
+
+    def _compile(self) -> None:
+        began = time.perf_counter()
+        program = partial(run, self.env, self._unroll)
+        if self._stacked:
+            program = jax.vmap(program, in_axes=(None, 0, 0, None, None))  # type: ignore[assignment]
+            world = jax.tree.map(lambda *x: jnp.stack(x), *self.worlds)
+            arguments = (self.algo, world, jnp.stack(self._keys), jnp.int32(0), jnp.int32(1))
+        else:
+            arguments = (self.algo, self.worlds[0], self._keys[0], jnp.int32(0), jnp.int32(1))
+        self._program = jax.jit(program, donate_argnums=1).lower(*arguments).compile()
+        self.compile_seconds += time.perf_counter() - began
+
+    def reschedule(self, horizon: float) -> None:
+        """Changes the number of iterations over which schedules run; nothing is recompiled."""
+        self.algo = replace(self.algo, horizon=jnp.float32(horizon))  # type: ignore[type-var]
+
+    def state(self, index: int = 0) -> World:
+        """Everything that one seed's run has changed."""
+        return self.worlds[index]
+
+    def restore(self, world: World, iteration: int, index: int = 0) -> None:
+        """Continues from a saved state."""
+        self.worlds[index] = jax.tree.map(jnp.asarray, world)
+        self.iteration = iteration
+
+    def train_state(self, index: int = 0) -> Any:
+        return self.worlds[index].learner.train
+
+    def world(self, index: int = 0) -> dict[str, np.ndarray] | None:
+        """The world is inside the state."""
+        return None
+
+    def restore_world(self, snapshot: dict[str, np.ndarray], index: int = 0) -> None:
+        """The world is inside the state."""
+
+    def events(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _on_device(algo: Algorithm) -> Any:
+    """The algorithm with its traced floats as float32 arrays, so that a call converts nothing."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo)

@@ -1,0 +1,240 @@
+"""The host driver: a world outside JAX, one jitted call per step to act, one per iteration to learn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparring import actor
+from sparring.drivers import loop
+from sparring.drivers.loop import Learner
+from sparring.drivers.platform import prepare
+from sparring.envs.api import HostEnv
+from sparring.envs.batched import BatchedState, JaxHost
+from sparring.ops import keys
+from sparring.types import ActorState, Algorithm, Behaviour, Key, Metrics, TimeStep, Transition
+
+OnStep = Callable[[TimeStep, "Host"], None]
+
+
+class Situation(NamedTuple):
+    """Everything that changes in a host run, but for the world outside: learner, actor, JAX environment."""
+
+    learner: Learner
+    actor: ActorState
+    env: BatchedState | None
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _stream(key: Key, iteration: jax.Array, base: None, tag: int, steps: int) -> jax.Array:
+    return jax.random.key_data(keys.per_step(key, iteration, tag, steps))
+
+
+@partial(jax.jit, donate_argnums=1)
+def _learn(
+    algo: Algorithm, learner: Learner, rollout: Transition, key: Key, iteration: jax.Array
+) -> tuple[Learner, Metrics]:
+    return loop.learn(algo, learner, rollout, key, iteration)
+
+
+class Host:
+    """Steps a host environment with the policy and learns from each rollout.
+
+    Given a JAX environment behind `JaxHost`, it computes bit for bit what the fused driver computes.
+    """
+
+    def __init__(
+        self,
+        algo: Algorithm,
+        env: HostEnv,
+        seed: int,
+        window: int = 100,
+        on_step: OnStep | None = None,
+    ) -> None:
+        prepare()
+        self.algo: Any = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo)
+        self.env = env
+        self.rows = env.spec.rows
+        self.seeds = (seed,)
+        self.iteration = 0
+        self.compile_seconds = 0.0
+        self.on_step = on_step
+        self.seconds = {"env": 0.0, "act": 0.0, "update": 0.0}
+        self._key = jax.random.key(seed)
+        self._seed = seed
+        self._none_lost = np.zeros(self.rows, bool)
+        self._treedef: Any = None
+        self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
+        began = time.perf_counter()
+        timestep = self._reset()
+        self.actor = jax.tree.map(np.asarray, actor.start(self.algo, timestep))
+        self._buffers, self._bins = self._allocate(timestep)
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
+        self.learner = loop.start(self.algo, self._key, example, window)
+        self.compile_seconds += time.perf_counter() - began
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Environment steps in one iteration."""
+        return int(self.algo.plan.rollout) * self.rows
+
+    def advance(self, iterations: int) -> list[dict[str, np.ndarray]]:
+        """Runs iterations and returns, for the one seed, each metric as an array over them."""
+        traces = [self._iterate() for _ in range(iterations)]
+        return [{name: np.stack([np.asarray(t[name]) for t in traces]) for name in traces[0]}]
+
+    def _iterate(self) -> Metrics:
+        fresh = self.iteration == 0 or self._treedef is None
+        began = time.perf_counter()
+        self._collect()
+        collected = time.perf_counter()
+        self.learner, metrics = _learn(
+            self.algo, self.learner, self._rollout(), self._key, np.int32(self.iteration)
+        )
+        metrics = jax.block_until_ready(metrics)
+        ended = time.perf_counter()
+        self.seconds["update"] += ended - collected
+        if fresh:  # the first iteration compiles
+            self.compile_seconds += ended - began
+        self.iteration += 1
+        return metrics
+
+    def _collect(self) -> None:
+        """Fills the buffers with one rollout."""
+        steps = self.algo.plan.rollout
+        acting = self._acting()
+        stream = np.asarray(_stream(self._key, np.int32(self.iteration), None, keys.ACT, steps))
+        outside = isinstance(self.env, JaxHost)
+        env_keys = _stream(self._key, np.int32(self.iteration), None, keys.ENV, steps) if outside else None
+        bins, clock, seconds, state = self._bins, time.perf_counter, self.seconds, self.actor
+        loses = self._buffers.mask is not None
+        for t in range(steps):
+            began = clock()
+            action, extras, carry = acting(state, stream[t])
+            action = np.asarray(action)
+            acted = clock()
+            if env_keys is None:
+                timestep = self.env.step(action)
+            else:
+                timestep = self.env.advance(action, jax.random.wrap_key_data(env_keys[t]))  # type: ignore[attr-defined]
+            seconds["env"] += clock() - acted
+            if loses and timestep.lost is None:
+                timestep = timestep._replace(lost=self._none_lost)
+            record = actor.transition(state, action, extras, timestep)
+            for place, leaf in zip(bins, jax.tree.leaves(record), strict=True):
+                place[t] = leaf
+            state = actor.observe(state, carry, timestep)
+            if self.on_step is not None:
+                self.actor = state
+                self.on_step(timestep, self)
+            seconds["act"] += acted - began
+        self.actor = state
+
+    def _rollout(self) -> Transition:
+        """The buffers; a mask that masks nothing is left out, so that the dense update runs."""
+        mask = self._buffers.mask
+        if mask is None or not mask.all() or jax.tree.leaves(self.learner.replay):
+            return self._buffers
+        return self._buffers._replace(mask=None)
+
+    def _acting(self) -> Callable[[ActorState, np.ndarray], tuple[Any, Any, Any]]:
+        """The compiled act of this iteration's weights.
+
+        Weights travel as a plain list: flattening Equinox modules in Python would cost more than acting.
+        """
+        algo, train = self.algo, self.learner.train
+        if self._treedef is None:
+            self._treedef = jax.tree.structure(jax.eval_shape(algo.policy, train))
+            self._act = jax.jit(partial(_act, self._treedef, jax.tree.structure(algo)))
+            self._floats = jax.tree.leaves(algo)
+            self._remembers = bool(jax.tree.leaves(self.actor.carry))
+        weights = self._policy(algo, train)
+        compiled, floats, remembers = self._act, self._floats, self._remembers
+
+        def acting(state: ActorState, key: np.ndarray) -> tuple[Any, Any, Any]:
+            first = state.first if remembers else None
+            return compiled(floats, weights, state.obs, first, state.carry, state.legal, key)  # type: ignore[no-any-return]
+
+        return acting
+
+    def _reset(self) -> TimeStep:
+        if isinstance(self.env, JaxHost):
+            return self.env.start(keys.once(self._key, keys.RESET))
+        return self.env.reset(self._seed)
+
+    def _allocate(self, timestep: TimeStep) -> tuple[Transition, list[np.ndarray]]:
+        """Numpy arrays [T, B, …] for a rollout, and their leaves."""
+        steps = self.algo.plan.rollout
+        if self._loses(timestep):
+            timestep = timestep._replace(lost=self._none_lost)
+
+        def record(algo: Algorithm, train: Any, state: ActorState, timestep: TimeStep) -> Transition:
+            action, extras, _ = actor.act(algo, algo.policy(train), state, Behaviour(), self._key)
+            return actor.transition(state, action, extras, timestep)
+
+        train = jax.eval_shape(self.algo.init, self._key)
+        shapes = jax.eval_shape(record, self.algo, train, self.actor, timestep)
+        buffers = jax.tree.map(lambda s: np.zeros((steps, *s.shape), s.dtype), shapes)
+        return buffers, jax.tree.leaves(buffers)
+
+    def _loses(self, timestep: TimeStep) -> bool:
+        return timestep.lost is not None or bool(getattr(self.env, "may_lose", False))
+
+    def reschedule(self, horizon: float) -> None:
+        """Changes the number of iterations over which schedules run; nothing is recompiled."""
+        self.algo = replace(self.algo, horizon=jnp.float32(horizon))
+        self._floats = jax.tree.leaves(self.algo)
+
+    def state(self, index: int = 0) -> Situation:
+        """Everything that the run has changed, but for the world outside."""
+        return Situation(self.learner, self.actor, self.env.state if isinstance(self.env, JaxHost) else None)
+
+    def restore(self, situation: Situation, iteration: int, index: int = 0) -> None:
+        """Continues from a saved state; the caller restores the world outside."""
+        self.learner = jax.tree.map(jnp.asarray, situation.learner)
+        self.actor = jax.tree.map(np.asarray, situation.actor)
+        if isinstance(self.env, JaxHost):
+            self.env.state = jax.tree.map(jnp.asarray, situation.env)
+        self.iteration = iteration
+
+    def world(self, index: int = 0) -> dict[str, np.ndarray] | None:
+        """A snapshot of the world outside; None when it cannot be taken, or is part of `state`."""
+        return None if isinstance(self.env, JaxHost) else self.env.snapshot()
+
+    def restore_world(self, snapshot: dict[str, np.ndarray], index: int = 0) -> None:
+        """Puts the world outside back to where the snapshot was taken."""
+        self.env.restore(snapshot, self._seed)
+
+    def train_state(self, index: int = 0) -> Any:
+        return self.learner.train
+
+    def events(self) -> list[str]:
+        """What happened in the world outside that a user should know."""
+        return self.env.events()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _act(
+    weights_tree: Any,
+    algo_tree: Any,
+    floats: list[Any],
+    weights: list[Any],
+    obs: Any,
+    first: Any,
+    carry: Any,
+    legal: Any,
+    key: Any,
+) -> tuple[Any, Any, Any]:
+    algo = jax.tree.unflatten(algo_tree, floats)
+    state = ActorState(obs, first, carry, legal)
+    policy = jax.tree.unflatten(weights_tree, weights)
+    return actor.act(algo, policy, state, Behaviour(), jax.random.wrap_key_data(key))

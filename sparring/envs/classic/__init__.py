@@ -1,0 +1,1 @@
+"""Classic control as pure JAX functions: Gymnasium's dynamics, spaces, limits and thresholds."""

@@ -1,0 +1,1 @@
+"""Evaluation: scores, confidence intervals, frames and videos of trained agents."""

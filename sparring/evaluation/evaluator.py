@@ -1,0 +1,168 @@
+"""Evaluation: one whole episode per row, on seeds that training never uses, deterministic or stochastic."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparring import actor
+from sparring.envs import batched
+from sparring.envs.api import HostEnv, JaxEnv
+from sparring.ops import keys
+from sparring.types import ActorState, Algorithm, Behaviour, Key, TimeStep
+
+LONGEST = 100_000
+"""Steps after which an episode without a time limit is cut."""
+SEED_OFFSET = 1_000_003
+"""Keeps the seeds of evaluation apart from those of training."""
+
+
+class Evaluation(NamedTuple):
+    """Returns and lengths of evaluated episodes."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    deterministic: bool
+
+    @property
+    def mean(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        return float(self.returns.std())
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """A normal 95 % interval of the mean over these episodes of this one agent."""
+        if len(self.returns) < 2:
+            return (self.mean, self.mean)
+        half = 1.96 * float(self.returns.std(ddof=1)) / math.sqrt(len(self.returns))
+        return (self.mean - half, self.mean + half)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "mean": self.mean,
+            "std": self.std,
+            "ci95": list(self.ci95),
+            "episodes": len(self.returns),
+        }
+
+
+def evaluate(
+    algo: Algorithm,
+    weights: Any,
+    env: JaxEnv | HostEnv,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+) -> Evaluation:
+    """Episodes of a policy; in a host environment every row plays its fair share of them."""
+    key = keys.once(jax.random.key(seed), keys.EVALUATION)
+    if isinstance(env, JaxEnv):
+        returns, lengths = _fused(env, episodes, deterministic)(algo, weights, key)
+        return Evaluation(np.asarray(returns), np.asarray(lengths), deterministic)
+    return _hosted(algo, weights, env, episodes, seed + SEED_OFFSET, key, deterministic)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _play(
+    env: JaxEnv, rows: int, deterministic: bool, algo: Algorithm, weights: Any, key: Key
+) -> tuple[jax.Array, jax.Array]:
+    """Every row's first episode, all rows together."""
+    behaviour = Behaviour(greedy=jnp.ones(rows, bool) if deterministic else None)
+    reset_key, act_key, env_key = (jax.random.fold_in(key, tag) for tag in (keys.RESET, keys.ACT, keys.ENV))
+    env_state, timestep = batched.reset(env, reset_key, rows)
+    longest = env.spec.time_limit or LONGEST
+
+    def going(carry: tuple[Any, ...]) -> jax.Array:
+        return jnp.any(carry[3]) & (carry[0] < longest)
+
+    def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        t, state, env_state, alive, total, length = carry
+        action, _, memory = actor.act(algo, weights, state, behaviour, jax.random.fold_in(act_key, t))
+        env_state, timestep = batched.step(env, env_state, action, jax.random.fold_in(env_key, t))
+        total = total + jnp.where(alive, timestep.reward, 0.0)
+        length = length + alive
+        alive = alive & ~(timestep.terminated | timestep.truncated)
+        return t + 1, actor.observe(state, memory, timestep), env_state, alive, total, length
+
+    start = (
+        jnp.int32(0),
+        actor.start(algo, timestep),
+        env_state,
+        jnp.ones(rows, bool),
+        jnp.zeros(rows),
+        jnp.zeros(rows, jnp.int32),
+    )
+    *_, total, length = jax.lax.while_loop(going, step, start)
+    return total, length
+
+
+def _fused(env: JaxEnv, episodes: int, deterministic: bool) -> Any:
+    return partial(_play, env, episodes, deterministic)
+
+
+class Player:
+    """A policy that acts for the rows of a host environment, one jitted call per step."""
+
+    def __init__(self, algo: Algorithm, weights: Any, rows: int, deterministic: bool, key: Key) -> None:
+        self._algo = algo
+        self._weights = weights
+        self._behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
+        self._key = key
+        self._t = 0
+        self.state: ActorState | None = None
+
+    def act(self, timestep: TimeStep) -> np.ndarray:
+        """Actions for what the environment last said."""
+        if self.state is None:
+            self.state = actor.start(self._algo, timestep)
+        else:
+            self.state = actor.observe(self.state, self._carry, timestep)
+        action, _, self._carry = _act(
+            self._algo, self._weights, self.state, self._behaviour, jax.random.fold_in(self._key, self._t)
+        )
+        self._t += 1
+        return np.asarray(action)
+
+
+@jax.jit
+def _act(
+    algo: Algorithm, weights: Any, state: ActorState, behaviour: Behaviour, key: Key
+) -> tuple[Any, Any, Any]:
+    return actor.act(algo, weights, state, behaviour, key)
+
+
+def _hosted(
+    algo: Algorithm, weights: Any, env: HostEnv, episodes: int, seed: int, key: Key, deterministic: bool
+) -> Evaluation:
+    rows = env.spec.rows
+    # A fixed share per row: taking whichever episodes end first would favour short ones.
+    share = np.array([episodes // rows + (row < episodes % rows) for row in range(rows)])
+    player = Player(algo, weights, rows, deterministic, key)
+    timestep = env.reset(seed)
+    total, length = np.zeros(rows), np.zeros(rows, int)
+    returns: list[list[float]] = [[] for _ in range(rows)]
+    lengths: list[list[int]] = [[] for _ in range(rows)]
+    while any(len(done) < n for done, n in zip(returns, share, strict=True)):
+        timestep = env.step(player.act(timestep))
+        over = timestep.terminated | timestep.truncated | (length + 1 >= LONGEST)
+        if timestep.lost is not None:
+            total[timestep.lost], length[timestep.lost] = 0.0, 0
+            over = over & ~timestep.lost
+            total, length = total + np.where(timestep.lost, 0.0, timestep.reward), length + ~timestep.lost
+        else:
+            total, length = total + timestep.reward, length + 1
+        for row in np.flatnonzero(over):
+            if len(returns[row]) < share[row]:
+                returns[row].append(float(total[row]))
+                lengths[row].append(int(length[row]))
+            total[row], length[row] = 0.0, 0
+    flat = [r for done in returns for r in done]
+    return Evaluation(np.array(flat), np.array([n for done in lengths for n in done]), deterministic)

@@ -1,0 +1,226 @@
+"""Launching runs: settings from presets, files and flags become a run folder that trains and resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparring.config import Layer, as_mapping, coerce, from_mapping, load_toml, merge
+from sparring.errors import CheckpointError, ConfigError, nearest
+from sparring.metrics.sink import Sink
+from sparring.metrics.sqlite import SqliteSink
+from sparring.model import algorithm_class, assemble, save_agent
+from sparring.reference import is_reference
+from sparring.runs import directory
+from sparring.runs.directory import RunDirectory
+from sparring.session import Result, Session, Settings
+
+Display = Callable[[Settings, int], list[Sink]]
+"""Makes what shows a run, given its settings and the steps it starts at."""
+
+
+class Plan(NamedTuple):
+    """A run before it starts: what to train, on what, and where every value came from."""
+
+    algorithm: str
+    env: str
+    seeds: tuple[int, ...]
+    settings: Settings
+    config: Any
+    env_kwargs: dict[str, Any]
+    provenance: dict[str, str]
+    preset: bool
+    """whether a tuned preset of the environment was used"""
+
+
+class Outcome(NamedTuple):
+    """A run and what came of it."""
+
+    run: RunDirectory
+    result: Result
+
+    def as_json(self) -> dict[str, Any]:
+        result = self.result
+        out: dict[str, Any] = {
+            "run": str(self.run.path),
+            "outcome": result.outcome,
+            "steps": result.steps,
+            "seconds": result.seconds,
+            "steps_per_second": result.steps_per_second,
+            "compile_seconds": result.compile_seconds,
+        }
+        if result.evaluations:
+            out["eval"] = result.evaluations[0].as_json()
+            if len(result.evaluations) > 1:
+                out["eval_by_seed"] = [e.as_json() for e in result.evaluations]
+        return out
+
+
+def preset(algorithm: str, env: str) -> dict[str, Any]:
+    """The tuned settings of an algorithm on an environment; empty when there are none."""
+    if is_reference(algorithm):
+        return {}
+    file = resources.files("sparring") / "presets" / f"{algorithm.lower()}.toml"
+    if not file.is_file():
+        return {}
+    known = tomllib.loads(file.read_text())
+    return dict(known.get(env.removeprefix("gym:").removeprefix("envpool:"), {}))
+
+
+def plan(
+    algorithm: str,
+    env: str,
+    seeds: tuple[int, ...] = (0,),
+    *,
+    file: Path | None = None,
+    values: Mapping[str, Any] | None = None,
+    use_preset: bool = True,
+) -> Plan:
+    """Layers defaults, preset, file and given values; an unknown key is an error with the nearest match."""
+    cls = algorithm_class(algorithm)
+    tuned = preset(algorithm, env) if use_preset else {}
+    layers = [Layer(f"preset {algorithm}/{env}", tuned)]
+    if file is not None:
+        layers.append(Layer(str(file), load_toml(file)))
+    layers.append(Layer("--set", values or {}))
+    merged, origin = merge(layers)
+    if merged.pop("normalize", False):  # RL-Zoo's word for both
+        for name in ("normalize_obs", "normalize_reward"):
+            merged.setdefault(name, True)
+            origin.setdefault(name, origin["normalize"])
+    kwargs = merged.pop("env_kwargs", {})
+    ours = typing.get_type_hints(Settings)
+    theirs = typing.get_type_hints(cls.Config)
+    for key in merged:
+        if key not in ours and key not in theirs:
+            raise ConfigError(
+                f"Neither {cls.__name__} nor a run has a setting {key!r}.{nearest(key, [*ours, *theirs])} "
+                f"See: sparring config show {algorithm} {env}"
+            )
+    settings = from_mapping(Settings, {k: v for k, v in merged.items() if k in ours})
+    config = from_mapping(cls.Config, {k: v for k, v in merged.items() if k in theirs})
+    provenance = {
+        f.name: origin.get(f.name, "default") for f in (*dataclasses.fields(settings), *dataclasses.fields(config))
+    }
+    return Plan(algorithm, env, seeds, settings, config, dict(kwargs), provenance, bool(tuned))
+
+
+def train(
+    plan: Plan,
+    *,
+    run_dir: Path | None = None,
+    device: str = "auto",
+    display: Display | None = None,
+    say: Callable[[str], None] = print,
+    tensorboard: Path | None = None,
+) -> Outcome:
+    """Starts a run in a new folder and trains it to its end."""
+    total = plan.settings.total_timesteps
+    name = Path(plan.algorithm.partition(":")[0]).stem
+    run = directory.create(name, plan.env, plan.seeds[0], path=run_dir, total=total)
+    with run:
+        run.write_config(
+            {
+                "schema": 1,
+                "algorithm": plan.algorithm,
+                "env": plan.env,
+                "seeds": list(plan.seeds),
+                "settings": as_mapping(plan.settings),
+                "config": as_mapping(plan.config),
+                "env_kwargs": plan.env_kwargs,
+            },
+            {
+                **{f"settings.{k}": v for k, v in plan.provenance.items()},
+                **{f"config.{k}": v for k, v in plan.provenance.items()},
+            },
+        )
+        return _run(run, plan, device, display, say, tensorboard, again=False)
+
+
+def read_plan(run: RunDirectory, trust_code: bool = False) -> Plan:
+    """The plan that a run's folder holds; code from inside the folder itself is never run."""
+    saved = run.read_config()
+    try:
+        algorithm, env = str(saved["algorithm"]), str(saved["env"])
+        seeds = tuple(int(s) for s in saved["seeds"])
+        settings, values, kwargs = saved["settings"], saved["config"], saved.get("env_kwargs", {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{run.path / 'config.toml'} is not a run's configuration: {error}") from error
+    for reference in (algorithm, env, str(values.get("network", ""))):
+        if is_reference(reference) and not trust_code:
+            place = Path(reference.rpartition(":")[0]).resolve()
+            if place.is_relative_to(run.path.resolve()):
+                raise ConfigError(
+                    f"{run.path} names code that lies inside the run itself ({place.name}). Look at the file, "
+                    "and if you trust it add --trust-code."
+                )
+    cls = algorithm_class(algorithm)
+    config = from_mapping(cls.Config, values)
+    return Plan(algorithm, env, seeds, from_mapping(Settings, settings), config, dict(kwargs), {}, False)
+
+
+def resume(
+    run: RunDirectory,
+    *,
+    total_timesteps: int | None = None,
+    device: str = "auto",
+    display: Display | None = None,
+    say: Callable[[str], None] = print,
+    trust_code: bool = False,
+) -> Outcome:
+    """Continues a run exactly where its newest good checkpoint was taken."""
+    saved = read_plan(run, trust_code)
+    if total_timesteps is not None:
+        total = coerce(total_timesteps, int, "total_timesteps")
+        saved = saved._replace(settings=dataclasses.replace(saved.settings, total_timesteps=total))
+    with run:
+        return _run(run, saved, device, display, say, None, again=True)
+
+
+def _run(
+    run: RunDirectory,
+    plan: Plan,
+    device: str,
+    display: Display | None,
+    say: Callable[[str], None],
+    tensorboard: Path | None,
+    again: bool,
+) -> Outcome:
+    parts = assemble(
+        algorithm_class(plan.algorithm),
+        plan.env,
+        plan.settings,
+        plan.config,
+        plan.seeds,
+        env_kwargs=plan.env_kwargs,
+        device=device,
+    )
+    for warning in parts.warnings:
+        say(f"Warning: {warning}")
+    sinks: list[Sink] = [SqliteSink(run.metrics)]
+    if tensorboard is not None:
+        from sparring.metrics.tensorboard import TensorBoardSink
+
+        sinks.append(TensorBoardSink(tensorboard))
+    driver = parts.driver
+
+    def keep(folder: Path, index: int) -> None:
+        save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm)
+
+    session = Session(
+        driver, parts.settings, parts.eval_env, run, sinks, save_agent=keep, metadata={"env": plan.env}, say=say
+    )
+    try:
+        if again and not session.restore():
+            say("There is no checkpoint yet: starting from the beginning.")
+        session.displays.extend(display(parts.settings, session.steps) if display is not None else [])
+        return Outcome(run, session.run())
+    finally:
+        driver.close()
+        if parts.eval_env is not None and hasattr(parts.eval_env, "close"):
+            parts.eval_env.close()

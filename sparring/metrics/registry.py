@@ -1,0 +1,42 @@
+"""The names of all metrics and what each one means; names that SB3 has are SB3's."""
+
+from __future__ import annotations
+
+METRICS: dict[str, str] = {
+    "rollout/ep_rew_mean": "Mean return of the last `stats_window_size` finished episodes; absent until the "
+    "window is full.",
+    "rollout/ep_len_mean": "Mean length of the same episodes, in steps.",
+    "rollout/episodes": "Episodes finished since training began.",
+    "rollout/window_episodes": "Finished episodes in the window so far; at most `stats_window_size`.",
+    "time/fps": "Environment steps per second since training began, compilation excluded.",
+    "time/iterations": "Iterations: a collected rollout and the updates that follow it.",
+    "time/total_timesteps": "Environment steps, summed over all rows.",
+    "time/time_elapsed": "Seconds since training began, over all resumed parts.",
+    "time/compile_seconds": "Seconds spent compiling, counted apart from training.",
+    "train/approx_kl": "Approximate KL divergence of the updated policy from the one that acted.",
+    "train/clip_fraction": "Share of samples whose probability ratio was clipped.",
+    "train/clip_range": "Current clip range of the policy ratio.",
+    "train/clip_range_vf": "Current clip range of the value function.",
+    "train/entropy_loss": "Minus the mean entropy of the policy.",
+    "train/explained_variance": "1 - Var(return - value) / Var(return): 1 is a perfect critic, 0 a constant.",
+    "train/grad_norm": "Norm of the gradient before clipping.",
+    "train/learning_rate": "Current learning rate.",
+    "train/loss": "Total loss of the last update.",
+    "train/n_updates": "Gradient steps since training began, in SB3's counting (epochs).",
+    "train/policy_gradient_loss": "Mean policy loss of the last update.",
+    "train/policy_loss": "Mean policy loss of the last update (A2C and REINFORCE).",
+    "train/std": "Mean standard deviation of a continuous policy.",
+    "train/value_loss": "Mean value loss of the last update.",
+    "eval/mean_reward": "Mean return of the evaluation episodes, acting deterministically.",
+    "eval/std_reward": "Standard deviation of the same returns.",
+    "eval/mean_ep_length": "Mean length of the same episodes, in steps.",
+    "eval/stochastic_mean_reward": "Mean return of evaluation episodes with sampled actions.",
+    "eval/stochastic_std_reward": "Standard deviation of the same returns.",
+    "eval/stochastic_mean_ep_length": "Mean length of the same episodes, in steps.",
+    "eval/episodes": "Evaluation episodes behind each of these means.",
+}
+
+
+def meaning(name: str) -> str:
+    """One line about a metric; empty for a name of the user's own."""
+    return METRICS.get(name, "")

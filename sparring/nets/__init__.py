@@ -1,0 +1,1 @@
+"""Networks: Equinox modules whose every leaf is an array, torso → core → heads."""

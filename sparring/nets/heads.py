@@ -1,0 +1,197 @@
+"""Heads: a latent vector becomes a distribution over what the agent samples, and a sample an action.
+
+The agent may sample in another space than the environment's: bins instead of a Box, an unsquashed vector
+instead of a bounded one. `Codec` is that translation; it is part of the policy and saved with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from sparring.errors import ConfigError, SpaceMismatch
+from sparring.nets.layers import Dense
+from sparring.ops.distributions import (
+    ILLEGAL,
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Gaussian,
+    MultiCategorical,
+    TanhGaussian,
+    mask_logits,
+)
+from sparring.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+
+JOINT_LIMIT = 4096
+LOG_STD_RANGE = (-20.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """What the agent samples (`inner`) and how a sample becomes the environment's action."""
+
+    space: Space
+    inner: Space
+    squash: bool = False
+
+    @property
+    def identity(self) -> bool:
+        """Whether a sample already is the action."""
+        return self.inner == self.space and not isinstance(self.space, Box)
+
+    def decode(self, sample: Array) -> Array:
+        """The environment's action: clipped, rescaled or looked up so that it lies within the bounds."""
+        if not isinstance(self.space, Box):
+            return sample
+        low, high = (jnp.asarray(b.reshape(-1), jnp.float32) for b in self.space.bounds())
+        match self.inner:
+            case Box() if self.squash:
+                flat = low + 0.5 * (jnp.tanh(sample) + 1.0) * (high - low)
+            case Box():
+                flat = jnp.clip(sample, low, high)
+            case MultiDiscrete(sizes):
+                flat = low + sample * ((high - low) / (jnp.asarray(sizes, jnp.float32) - 1.0))
+            case Discrete():
+                flat = jnp.asarray(self._grid())[sample]
+            case _:
+                raise AssertionError(self.inner)
+        return flat.reshape((*flat.shape[:-1], *self.space.shape))
+
+    def _grid(self) -> np.ndarray:
+        """All points of the joint grid, [n, A]."""
+        assert isinstance(self.space, Box)
+        assert isinstance(self.inner, Discrete)
+        low, high = (b.reshape(-1) for b in self.space.bounds())
+        bins = round(self.inner.n ** (1.0 / self.space.size))
+        axes = [np.linspace(a, b, bins) for a, b in zip(low, high, strict=True)]
+        mesh = np.meshgrid(*axes, indexing="ij")
+        return np.stack([m.reshape(-1) for m in mesh], axis=-1).astype(np.float32)
+
+
+def codec(
+    space: Space,
+    bins: tuple[int, ...] = (),
+    grid: Literal["per_dimension", "joint"] = "per_dimension",
+    squash: bool = False,
+) -> Codec:
+    """The codec for an action space; bins turn a bounded Box into choices."""
+    if isinstance(space, Dict):
+        raise SpaceMismatch("Dict actions are not supported; flatten them into a Box or MultiDiscrete.")
+    if not isinstance(space, Box):
+        if bins:
+            raise ConfigError(f"action_bins needs a Box action space, this one is {space}.")
+        if squash:
+            raise ConfigError(f"squash needs a Box action space, this one is {space}.")
+        return Codec(space, space)
+    if (bins or squash) and not space.bounded:
+        raise SpaceMismatch("action_bins and squash need a Box whose bounds are finite; this one is unbounded.")
+    if not bins:
+        return Codec(space, Box((space.size,)), squash)
+    sizes = bins * space.size if len(bins) == 1 else bins
+    if len(sizes) != space.size or min(sizes) < 2:
+        raise ConfigError(
+            f"action_bins must be one number or {space.size} numbers, each at least 2; got {bins}."
+        )
+    if grid == "per_dimension":
+        return Codec(space, MultiDiscrete(sizes))
+    if len(set(sizes)) > 1:
+        raise ConfigError(f"A joint grid takes the same number of bins in every dimension, got {bins}.")
+    if math.prod(sizes) > JOINT_LIMIT:
+        most = int(JOINT_LIMIT ** (1.0 / space.size) + 1e-9)
+        raise ConfigError(
+            f"A joint grid of {sizes[0]} bins in {space.size} dimensions has {math.prod(sizes):,} actions, "
+            f"more than {JOINT_LIMIT:,}. Use at most {most} bins, or action_grid='per_dimension'."
+        )
+    return Codec(space, Discrete(math.prod(sizes)))
+
+
+class Head(eqx.Module):
+    """The last layer of a policy for the codec's inner space."""
+
+    dense: Dense
+    log_std: Array | Dense | None
+    codec: Codec = eqx.field(static=True)
+    sde: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        key: Any,
+        inputs: int,
+        codec: Codec,
+        gain: float | None,
+        log_std_init: float = 0.0,
+        log_std: Literal["free", "state"] = "free",
+        sde: bool = False,
+    ):
+        self.codec = codec
+        self.sde = sde
+        mean_key, std_key = jax.random.split(key)
+        self.log_std = None
+        match codec.inner:
+            case Discrete(n) | MultiBinary(n):
+                outputs = n
+            case MultiDiscrete(sizes):
+                outputs = len(sizes) * max(sizes)
+            case Box():
+                outputs = codec.inner.size
+                if sde:
+                    self.log_std = jnp.full((inputs, outputs), log_std_init, jnp.float32)
+                elif log_std == "state":
+                    layer = Dense(std_key, inputs, outputs, gain)
+                    self.log_std = eqx.tree_at(lambda d: d.bias, layer, jnp.full(outputs, log_std_init))
+                else:
+                    self.log_std = jnp.full((outputs,), log_std_init, jnp.float32)
+            case Dict():
+                raise SpaceMismatch("Dict actions are not supported.")
+        if sde and not isinstance(codec.inner, Box):
+            raise ConfigError("use_sde needs a Box action space without action_bins.")
+        self.dense = Dense(mean_key, inputs, outputs, gain)
+
+    def __call__(self, latent: Float[Array, "*N I"], legal: Array | None = None) -> Distribution:
+        """The distribution of a sample for each latent vector."""
+        out = self.dense(latent)
+        match self.codec.inner:
+            case Discrete():
+                return Categorical(mask_logits(out, legal))
+            case MultiBinary():
+                return Bernoulli(mask_logits(out, legal))
+            case MultiDiscrete(sizes):
+                return MultiCategorical(_branch(out, sizes, legal))
+            case _:
+                gaussian = Gaussian(out, self._log_std(latent, out), legal)
+                return TanhGaussian(gaussian) if self.codec.squash else gaussian
+
+    def _log_std(self, latent: Array, mean: Array) -> Array:
+        if isinstance(self.log_std, Dense):
+            return jnp.clip(self.log_std(latent), *LOG_STD_RANGE)
+        assert self.log_std is not None
+        if not self.sde:
+            return jnp.broadcast_to(self.log_std, mean.shape)
+        # gSDE (Raffin et al. 2022): σ² = Σ_j latent_j² σ_j²; exploration does not train the features.
+        features = jax.lax.stop_gradient(latent)
+        return 0.5 * jnp.log(jnp.square(features) @ jnp.exp(2.0 * self.log_std) + 1e-6)
+
+    def noise_matrix(self, key: Any, rows: int) -> Float[Array, "B I A"]:
+        """gSDE's exploration matrix of each row; it stays fixed for `sde_sample_freq` steps."""
+        assert isinstance(self.log_std, jax.Array)
+        return jax.random.normal(key, (rows, *self.log_std.shape)) * jnp.exp(self.log_std)
+
+
+def _branch(logits: Array, sizes: tuple[int, ...], legal: Array | None) -> Array:
+    """[..., branches·widest] as [..., branches, widest] with the padding and illegal options out of reach."""
+    widest = max(sizes)
+    table = logits.reshape((*logits.shape[:-1], len(sizes), widest))
+    exists = jnp.asarray(np.arange(widest)[None, :] < np.asarray(sizes)[:, None])
+    if legal is not None:  # a mask lists the options of all branches one after another
+        starts = np.cumsum([0, *sizes[:-1]])
+        index = np.minimum(starts[:, None] + np.arange(widest)[None, :], sum(sizes) - 1)
+        exists = exists & legal[..., index]
+    return jnp.where(exists, table, ILLEGAL)

@@ -1,0 +1,115 @@
+"""Torsos: an observation of any space, stacked or not, becomes one feature vector."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from sparring.nets.layers import NatureCNN
+from sparring.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from sparring.types import Obs
+
+
+class Torso(eqx.Module):
+    """Flattens vectors, one-hot encodes choices, and sends images through a NatureCNN; joins all parts.
+
+    With `frames` > 1 every array of an observation has a stack axis before the axes of its space.
+    """
+
+    cnns: dict[str, NatureCNN]
+    space: Space = eqx.field(static=True)
+    frames: int = eqx.field(static=True)
+
+    def __init__(self, key: Any, space: Space, frames: int, gain: float | None, images: bool = True):
+        """`images=False` flattens images too."""
+        self.space = space
+        self.frames = frames
+        self.cnns = {}
+        for index, (name, part) in enumerate(parts(space)):
+            if images and isinstance(part, Box) and part.is_image:
+                height, width, channels = image_shape(part)
+                subkey = jax.random.fold_in(key, index)
+                self.cnns[name] = NatureCNN(subkey, height, width, channels * frames, gain)
+
+    @property
+    def outputs(self) -> int:
+        """Length of the feature vector."""
+        return sum(
+            self.cnns[name].outputs if name in self.cnns else self.frames * width(part)
+            for name, part in parts(self.space)
+        )
+
+    def __call__(self, obs: Obs) -> Float[Array, "*N F"]:
+        features = []
+        for name, part in parts(self.space):
+            x = obs[name] if isinstance(self.space, Dict) else obs
+            if name in self.cnns:
+                assert isinstance(part, Box)
+                features.append(self.cnns[name](_channels_last(part, x, self.frames)))
+            else:
+                features.append(_flat(part, x, self.frames))
+        return features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
+
+
+def parts(space: Space) -> tuple[tuple[str, Space], ...]:
+    """The named leaves of a space; a single space has one leaf with the empty name."""
+    return space.parts if isinstance(space, Dict) else (("", space),)
+
+
+def width(space: Space) -> int:
+    """Features that one frame of a leaf becomes."""
+    match space:
+        case Box():
+            return space.size
+        case Discrete(n) | MultiBinary(n):
+            return n
+        case MultiDiscrete(sizes):
+            return sum(sizes)
+        case Dict():
+            return sum(width(part) for _, part in space.parts)
+
+
+def image_shape(space: Box) -> tuple[int, int, int]:
+    """Height, width and channels of an image that may be HW, HWC or CHW; the smallest end is the channel."""
+    if len(space.shape) == 2:
+        return (*space.shape, 1)
+    a, b, c = space.shape
+    return (a, b, c) if c <= a else (b, c, a)
+
+
+def _channels_last(space: Box, x: Array, frames: int) -> Array:
+    """Bytes [..., (k), H, W, C] in any of the layouts as floats [..., H, W, k·C] in [0, 1]."""
+    if len(space.shape) == 2:
+        x = x[..., None]
+    elif space.shape[2] > space.shape[0]:
+        x = jnp.moveaxis(x, -3, -1)
+    if frames > 1:
+        x = jnp.moveaxis(x, -4, -2)
+        x = x.reshape((*x.shape[:-2], -1))
+    return x.astype(jnp.float32) / 255.0
+
+
+def _flat(space: Space, x: Array, frames: int) -> Array:
+    """One leaf [..., (k), shape] as floats [..., k·width]."""
+    inner: int
+    match space:
+        case Box(dtype="uint8"):
+            y, inner = x.astype(jnp.float32) / 255.0, len(space.shape)
+        case Box():
+            y, inner = x.astype(jnp.float32), len(space.shape)
+        case MultiBinary():
+            y, inner = x.astype(jnp.float32), 1
+        case Discrete(n):
+            y, inner = jax.nn.one_hot(x, n), 1
+        case MultiDiscrete(sizes):
+            hot = [jax.nn.one_hot(x[..., i], n) for i, n in enumerate(sizes)]
+            y, inner = jnp.concatenate(hot, axis=-1), 1
+        case Dict():
+            raise AssertionError("a Dict has leaves, it is not one")
+    inner += int(frames > 1)
+    return y.reshape((*y.shape[: y.ndim - inner], math.prod(y.shape[y.ndim - inner :])))

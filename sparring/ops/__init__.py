@@ -1,0 +1,1 @@
+"""Pure functions: keys, seams, returns, distributions, optimisers, statistics."""

@@ -1,0 +1,63 @@
+"""Epochs of minibatches that visit every valid transition exactly once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from sparring.ops.keys import permutation
+from sparring.types import Key
+
+
+class Epoch(NamedTuple):
+    """Which transitions form the minibatches of one epoch, and which of them count.
+
+    `index` is None when one minibatch is the whole rollout in its own order; `valid` is None when all count.
+    """
+
+    index: Int[Array, "n b"] | None
+    valid: Bool[Array, "n b"] | None
+
+    def gather(self, data: Any) -> Any:
+        """The data of all minibatches, [n, b, …], gathered at once."""
+        if self.index is None:
+            return jax.tree.map(lambda x: x[None], data)
+        index = self.index
+        return jax.tree.map(lambda x: x[index], data)
+
+
+def epochs(
+    key: Key, n_epochs: int, transitions: int, batch_size: int, mask: Bool[Array, " N"] | None = None
+) -> Epoch:
+    """All epochs, each in a new order with the valid transitions first: leaves [n_epochs, n, b].
+
+    When the sizes do not divide, the last minibatch of an epoch is smaller; a minibatch without a valid
+    transition is left for the caller to skip.
+    """
+    size = min(batch_size, transitions)
+    count = -(-transitions // size)
+    if count == 1:  # order does not matter inside one minibatch
+        valid = None if mask is None else jnp.broadcast_to(mask, (n_epochs, 1, transitions))
+        return Epoch(None, valid)
+
+    def one(key: Key) -> Epoch:
+        order = permutation(key, transitions) if mask is None else _valid_first(key, mask)
+        padding = count * size - transitions
+        valid = None if mask is None else mask[order]
+        if padding:
+            valid = jnp.ones(transitions, bool) if valid is None else valid
+            valid = jnp.concatenate([valid, jnp.zeros(padding, bool)])
+            order = jnp.concatenate([order, jnp.zeros(padding, order.dtype)])
+        shape = (count, size)
+        return Epoch(order.reshape(shape), None if valid is None else valid.reshape(shape))
+
+    return jax.vmap(one)(jax.random.split(key, n_epochs))
+
+
+def _valid_first(key: Key, mask: Bool[Array, " N"]) -> Int[Array, " N"]:
+    """A random order in which every valid entry comes before every other."""
+    words = jax.random.bits(key, mask.shape) >> 1
+    return jnp.argsort(jnp.where(mask, words, words | jnp.uint32(1 << 31))).astype(jnp.int32)

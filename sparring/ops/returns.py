@@ -1,0 +1,90 @@
+"""Returns and advantages over time-major rollouts; termination stops the value, truncation only the trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def gae(
+    reward: Float[Array, "T B"],
+    value: Float[Array, "T B"],
+    next_value: Float[Array, "T B"],
+    terminated: Bool[Array, "T B"],
+    truncated: Bool[Array, "T B"],
+    gamma: Any,
+    gae_lambda: Any,
+    mask: Bool[Array, "T B"] | None = None,
+    elapsed: Any = None,
+) -> Float[Array, "T B"]:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16).
+
+    A_t = Σ_k (γλ)^k δ_{t+k},  δ_t = r_t + γ (1 - terminated_t) V(next_obs_t) - V(obs_t);
+    the sum ends at a termination, a truncation or a masked entry. `elapsed` raises γ to the number of
+    environment steps that a decision lasted.
+    """
+    discount = gamma if elapsed is None else gamma**elapsed
+    delta = reward + jnp.where(terminated, 0.0, discount * next_value) - value
+    trace = jnp.where(terminated | truncated, 0.0, discount * gae_lambda * jnp.ones_like(value))
+    if mask is not None:  # `where`, never a product: 0 · NaN would leak from the padding
+        delta = jnp.where(mask, delta, 0.0)
+        trace = jnp.where(mask, trace, 0.0)
+
+    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta_t, trace_t = now
+        advantage = delta_t + trace_t * later
+        return advantage, advantage
+
+    _, advantage = jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, trace), reverse=True, unroll=8)
+    return advantage
+
+
+def monte_carlo(
+    reward: Float[Array, "T B"],
+    ended: Bool[Array, "T B"],
+    gamma: Any,
+    mask: Bool[Array, "T B"] | None = None,
+    elapsed: Any = None,
+) -> Float[Array, "T B"]:
+    """Discounted return of the rewards to the end of each episode; nothing is bootstrapped."""
+    discount = (gamma if elapsed is None else gamma**elapsed) * jnp.ones_like(reward)
+    discount = jnp.where(ended, 0.0, discount)
+    if mask is not None:
+        reward = jnp.where(mask, reward, 0.0)
+        discount = jnp.where(mask, discount, 0.0)
+
+    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward_t, discount_t = now
+        total = reward_t + discount_t * later
+        return total, total
+
+    _, returns = jax.lax.scan(back, jnp.zeros_like(reward[0]), (reward, discount), reverse=True, unroll=8)
+    return returns
+
+
+def explained_variance(
+    prediction: Array, target: Array, mask: Bool[Array, "..."] | None = None
+) -> Float[Array, ""]:
+    """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 is a constant, below 0 is worse; NaN-free."""
+    spread = masked_var(target, mask)
+    return jnp.where(spread > 0, 1.0 - masked_var(target - prediction, mask) / jnp.where(spread > 0, spread, 1.0), 0.0)
+
+
+def masked_mean(x: Array, mask: Array | None) -> Array:
+    """Mean over the valid entries; 0 when there are none."""
+    if mask is None:
+        return jnp.mean(x)
+    return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def masked_var(x: Array, mask: Array | None) -> Array:
+    """Population variance over the valid entries."""
+    return masked_mean(jnp.square(x - masked_mean(x, mask)), mask)
+
+
+def standardise(x: Array, mask: Array | None, epsilon: float = 1e-8) -> Array:
+    """Zero mean and unit deviation over the valid entries."""
+    return (x - masked_mean(x, mask)) / (jnp.sqrt(masked_var(x, mask)) + epsilon)

@@ -1,0 +1,1 @@
+"""Replay: what lies between collecting and learning, as pure functions over an explicit state."""

@@ -1,0 +1,76 @@
+"""Whole episodes: finished ones are handed over, unfinished ones are carried to the next iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from sparring.types import Batch, Key, Report, Transition
+
+
+class Shelf(NamedTuple):
+    """Steps of every row, newest last, and how many of them belong to the episode in progress.
+
+    After `add` the arrays hold capacity + T steps, between iterations the last `capacity` of them.
+    """
+
+    data: Transition
+    open: Int[Array, " B"]
+    """Length of the episode in progress; more than the capacity when its beginning is gone."""
+    valid: Bool[Array, "C B"]
+    """Steps of finished episodes that no update has seen."""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Hands over each finished episode once, as rows of [capacity + T, B] with a mask.
+
+    An episode may be as long as `capacity`; a longer one is dropped whole when it ends, because its first
+    steps are gone. So is an episode that was lost (a masked entry with `truncated` set).
+    """
+
+    capacity: int
+
+    def init(self, example: Transition) -> Shelf:
+        rows = example.reward.shape[1]
+        blank = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), example)
+        return Shelf(blank, jnp.zeros(rows, jnp.int32), jnp.zeros((self.capacity, rows), bool))
+
+    def add(self, state: Shelf, rollout: Transition) -> Shelf:
+        steps = rollout.reward.shape[0]
+        data = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.data, rollout)
+        present = jnp.ones_like(data.terminated) if data.mask is None else data.mask
+        over = data.terminated | data.truncated
+        place = jnp.arange(self.capacity + steps)[:, None]
+        held = place >= self.capacity - state.open  # what came before was handed over earlier
+        whole = _ends_whole(over, present)
+        # The row's first episode began before the shelf did: none of its steps may be used.
+        headless = (state.open > self.capacity) & (jnp.cumsum(over & held, axis=0) - (over & held) == 0)
+        last = jnp.max(jnp.where(over & held, place, -1), axis=0)
+        since = jnp.where(last < 0, state.open + steps, self.capacity + steps - 1 - last)
+        return Shelf(data, since, held & present & whole & ~headless)
+
+    def sample(self, state: Shelf, key: Key) -> Batch:
+        return Batch(state.data._replace(mask=state.valid))
+
+    def feedback(self, state: Shelf, batch: Batch, report: Report) -> Shelf:
+        return state
+
+    def settle(self, state: Shelf) -> Shelf:
+        kept = jax.tree.map(lambda x: x[x.shape[0] - self.capacity :], state.data)
+        return Shelf(kept, state.open, jnp.zeros_like(state.valid[: self.capacity]))
+
+
+def _ends_whole(over: Bool[Array, "C B"], present: Bool[Array, "C B"]) -> Bool[Array, "C B"]:
+    """Steps whose episode ends in these arrays, and by an outcome rather than by being lost."""
+
+    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        over_t, present_t = now
+        whole = jnp.where(over_t, present_t, later)
+        return whole, whole
+
+    return jax.lax.scan(back, jnp.zeros_like(over[0]), (over, present), reverse=True)[1]

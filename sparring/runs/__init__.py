@@ -1,0 +1,1 @@
+"""Runs on disk: checkpoints, artefacts and the folder that holds them."""

@@ -1,0 +1,383 @@
+"""A training session: drives a driver to its goal, and sees to metrics, evaluation, checkpoints and signals."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from sparring.config import configuration
+from sparring.drivers.loop import Driver
+from sparring.errors import ConfigError, DivergedError
+from sparring.evaluation.evaluator import Evaluation, evaluate
+from sparring.metrics.sink import Sink, Tee
+from sparring.runs import checkpoint
+from sparring.runs.directory import RunDirectory, Status
+
+CHUNK_SECONDS = 1.0
+"""How long a fused call may keep the host waiting."""
+POINTS = 2000
+"""Iterations of a run whose metrics are kept, at most."""
+
+
+@configuration
+class Settings:
+    """How long to train and what to do on the way; all counts are environment steps of one seed."""
+
+    total_timesteps: int = 100_000
+    """environment steps to train for"""
+    n_envs: int = 1
+    """copies of the environment that step together"""
+    eval_freq: int = 0
+    """steps between evaluations; 0 evaluates ten times, -1 only at the end"""
+    n_eval_episodes: int = 0
+    """episodes of one evaluation; 0 takes 100 in a JAX environment and 10 elsewhere"""
+    checkpoint_freq: int = 0
+    """steps between checkpoints; 0 saves ten times, -1 only at the end"""
+    keep_checkpoints: int = 3
+    """newest checkpoints to keep, beside the best"""
+    stats_window_size: int = 100
+    """episodes over which rewards are averaged, in training and in `ep_rew_mean`"""
+    stop_reward: float | None = None
+    """stop when an evaluation reaches this mean reward; none trains to the end"""
+    stop_on: Literal["deterministic", "stochastic"] = "deterministic"
+    """which evaluation is held against stop_reward"""
+    time_limit: int | None = None
+    """steps after which an episode is truncated; none keeps the environment's own"""
+    backend: Literal["auto", "inline", "workers"] = "auto"
+    """run host environments in this process or in workers; auto measures their cost"""
+    worker_deadline: float = 30.0
+    """seconds after which a worker that does not answer is replaced"""
+
+
+class Result(NamedTuple):
+    """What a session achieved."""
+
+    steps: int
+    seconds: float
+    """spent training, compilation apart"""
+    compile_seconds: float
+    outcome: Literal["finished", "solved", "interrupted", "stopped"]
+    evaluations: list[Evaluation]
+    """the last deterministic evaluation of every seed"""
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.steps / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass
+class Progress:
+    """The parts of a session that a checkpoint must bring back."""
+
+    best: float = -math.inf
+    next_eval: int = 0
+    next_checkpoint: int = 0
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "best": self.best if math.isfinite(self.best) else None,
+            "next_eval": self.next_eval,
+            "next_checkpoint": self.next_checkpoint,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Progress:
+        best = -math.inf if data["best"] is None else float(data["best"])
+        return cls(best, int(data["next_eval"]), int(data["next_checkpoint"]), float(data["seconds"]))
+
+
+class Stop(Exception):  # noqa: N818 - not an error: a callback or a signal ends training
+    """Ends training before its goal."""
+
+
+@dataclass
+class Session:
+    """Trains until the goal, a solved task, a signal or a callback ends it.
+
+    Evaluation environments are separate from training ones; `save_agent(folder, index)` writes the artefact.
+    """
+
+    driver: Driver
+    settings: Settings
+    eval_env: Any = None
+    directory: RunDirectory | None = None
+    sinks: list[Sink] = field(default_factory=list)
+    """what keeps numbers"""
+    displays: list[Sink] = field(default_factory=list)
+    """what shows them"""
+    save_agent: Callable[[Path, int], None] | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    on_iterations: Callable[[Session], None] | None = None
+    say: Callable[[str], None] = print
+    progress: Progress = field(default_factory=Progress)
+    most_iterations: int = 1_000_000
+    """iterations between returns of control to `on_iterations`"""
+
+    def __post_init__(self) -> None:
+        self.steps_at_start = self.steps
+        self.seconds_at_start = self.progress.seconds
+        self.last: dict[str, float] = {}
+        self.evaluations: list[Evaluation] = []
+        self._stopping = ""
+        self._chunk = 1
+
+    # -- where the run is --------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of one seed so far."""
+        return self.driver.iteration * self.driver.steps_per_iteration
+
+    @property
+    def total_iterations(self) -> int:
+        return max(math.ceil(self.settings.total_timesteps / self.driver.steps_per_iteration), 1)
+
+    def _period(self, value: int, share: int = 10) -> int:
+        """Steps between events; a very large number when they happen only at the end."""
+        if value < 0:
+            return 1 << 62
+        return value or max(self.settings.total_timesteps // share, self.driver.steps_per_iteration)
+
+    # -- the loop ----------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Trains to the end and returns what came of it; the run's folder tells the same."""
+        p = self.progress
+        p.next_eval = p.next_eval or self._period(self.settings.eval_freq)
+        p.next_checkpoint = p.next_checkpoint or self._period(self.settings.checkpoint_freq)
+        self.driver.reschedule(float(self.total_iterations))
+        outcome: Literal["finished", "solved", "interrupted", "stopped"] = "finished"
+        self._status("running")
+        try:
+            with self._signals():
+                while self.driver.iteration < self.total_iterations:
+                    self._advance()
+                    if self.steps >= p.next_eval and self._evaluate():
+                        outcome = "solved"
+                        break
+                    if self.steps >= p.next_checkpoint:
+                        p.next_checkpoint = self.steps + self._period(self.settings.checkpoint_freq)
+                        self.save()
+                    if self._stopping:
+                        outcome = "interrupted"
+                        break
+        except Stop:
+            outcome = "stopped"
+        except BaseException as error:
+            self._status("failed", f"{type(error).__name__}: {error}")
+            self._close_sinks()
+            raise
+        return self._finish(outcome)
+
+    def _finish(self, outcome: Literal["finished", "solved", "interrupted", "stopped"]) -> Result:
+        if outcome in ("finished", "stopped") and self.eval_env is not None:
+            self._evaluate()
+        self.save()
+        if self.save_agent is not None and self.directory is not None:
+            self.save_agent(self.directory.artefact, 0)
+        self._close_sinks()
+        state = {"finished": "finished", "solved": "finished", "stopped": "stopped"}.get(outcome, "interrupted")
+        self._status(state, self._stopping)
+        return Result(
+            self.steps - self.steps_at_start,
+            self.progress.seconds - self.seconds_at_start,
+            self.driver.compile_seconds,
+            outcome,
+            self.evaluations,
+        )
+
+    def _advance(self) -> None:
+        """Some iterations: up to the next event, and no longer than the host may wait."""
+        per = self.driver.steps_per_iteration
+        event = min(self.progress.next_eval, self.progress.next_checkpoint, self.total_iterations * per)
+        ahead = max(math.ceil((event - self.steps) / per), 1)
+        count = min(ahead, self._chunk, self.total_iterations - self.driver.iteration, self.most_iterations)
+        first, compiled = self.driver.iteration, self.driver.compile_seconds
+        began = time.perf_counter()
+        traces = self.driver.advance(count)
+        count = self.driver.iteration - first
+        elapsed = time.perf_counter() - began
+        spent = max(elapsed - (self.driver.compile_seconds - compiled), 1e-9)
+        self.progress.seconds += spent
+        self._chunk = int(min(max(CHUNK_SECONDS * count / spent, 1), 4 * max(self._chunk, count)))
+        self._record(traces, first, count)
+        for event_text in self.driver.events():
+            self.say(event_text)
+        if self.on_iterations is not None:
+            self.on_iterations(self)
+
+    def _record(self, traces: list[dict[str, np.ndarray]], first: int, count: int) -> None:
+        """Keeps every so many iterations, by their number so that a resumed run keeps the same; shows the last."""
+        per = self.driver.steps_per_iteration
+        stride = max(self.total_iterations // POINTS, 1)
+        fps = (self.steps - self.steps_at_start) / (self.progress.seconds - self.seconds_at_start)
+        for index, trace in enumerate(traces):
+            for row in range(count):
+                iteration = first + row + 1
+                values = {name: float(x[row]) for name, x in trace.items()}
+                self._check_finite(values, iteration * per, index)
+                values |= {
+                    "time/fps": fps,
+                    "time/iterations": iteration,
+                    "time/total_timesteps": iteration * per,
+                    "time/time_elapsed": self.progress.seconds,
+                    "time/compile_seconds": self.driver.compile_seconds,
+                }
+                if iteration % stride == 0 or iteration == self.total_iterations:
+                    Tee(self.sinks).write(iteration * per, self.progress.seconds, values, index)
+            Tee(self.displays).write(self.steps, self.progress.seconds, values, index)
+            if index == 0:
+                self.last |= values
+
+    def _check_finite(self, values: dict[str, float], step: int, index: int) -> None:
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        if not bad:
+            return
+        seed = f" of seed {self.driver.seeds[index]}" if len(self.driver.seeds) > 1 else ""
+        kept = "" if self.directory is None else f" The last good checkpoint is kept in {self.directory.path}."
+        raise DivergedError(
+            f"Training{seed} diverged at step {step:,}: {bad[0]} is {values[bad[0]]}.{kept} Likely causes: a "
+            "learning rate that is too high, rewards or observations that are not normalised (try "
+            "normalize_obs=true, normalize_reward=true), or an environment that returns huge values."
+        )
+
+    def _close_sinks(self) -> None:
+        Tee([*self.displays, *self.sinks]).close()
+
+    # -- evaluation --------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> bool:
+        """Evaluates every seed both ways; True when the task is solved."""
+        self.progress.next_eval = self.steps + self._period(self.settings.eval_freq)
+        if self.eval_env is None:
+            return False
+        episodes = self.settings.n_eval_episodes
+        values: dict[str, float]
+        self.evaluations, judged = [], []
+        for index, seed in enumerate(self.driver.seeds):
+            weights = self.driver.algo.policy(self.driver.train_state(index))
+            greedy = evaluate(self.driver.algo, weights, self.eval_env, episodes, seed)
+            sampled = evaluate(self.driver.algo, weights, self.eval_env, episodes, seed, deterministic=False)
+            values = {
+                "eval/mean_reward": greedy.mean,
+                "eval/mean_ep_length": float(greedy.lengths.mean()),
+                "eval/stochastic_mean_reward": sampled.mean,
+                "eval/stochastic_mean_ep_length": float(sampled.lengths.mean()),
+            }
+            Tee([*self.sinks, *self.displays]).write(self.steps, self.progress.seconds, values, index)
+            self.evaluations.append(greedy)
+            judged.append(greedy.mean if self.settings.stop_on == "deterministic" else sampled.mean)
+            if index == 0:
+                self.last |= values
+        mean = float(np.mean([e.mean for e in self.evaluations]))
+        if mean > self.progress.best:
+            self.progress.best = mean
+            if self.save_agent is not None and self.directory is not None:
+                self.save_agent(self.directory.best, 0)
+        return self.settings.stop_reward is not None and min(judged) >= self.settings.stop_reward
+
+    # -- what is kept ------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """A checkpoint of everything that training changed."""
+        if self.directory is None:
+            return
+        count = len(self.driver.seeds)
+        worlds = [self.driver.world(i) or {} for i in range(count)]
+        host = {f"{i}/{name}": array for i, world in enumerate(worlds) for name, array in world.items()}
+        checkpoint.save(
+            self.directory.checkpoints,
+            tuple(self.driver.state(i) for i in range(count)),
+            step=self.steps,
+            iteration=self.driver.iteration,
+            host=host or None,
+            metadata={**self.metadata, "progress": self.progress.as_json()},
+            keep=self.settings.keep_checkpoints,
+        )
+        self._status("running")
+
+    def restore(self) -> bool:
+        """Continues from the newest good checkpoint of the run's folder; False when there is none."""
+        if self.directory is None:
+            return False
+        found = checkpoint.load_latest(self.directory.checkpoints, report=self.say)
+        if found is None:
+            return False
+        count = len(self.driver.seeds)
+        states = found.restore(tuple(self.driver.state(i) for i in range(count)))
+        for index, state in enumerate(states):
+            self.driver.restore(state, found.manifest.iteration, index)
+            prefix = f"{index}/"
+            world = {k.removeprefix(prefix): v for k, v in (found.host or {}).items() if k.startswith(prefix)}
+            if world:
+                self.driver.restore_world(world, index)
+        self.progress = Progress.from_json(found.manifest.metadata["progress"])
+        self.steps_at_start = self.steps
+        self.seconds_at_start = self.progress.seconds
+        for difference in checkpoint.exactness(found.manifest):
+            self.say(f"Resuming, but not bit for bit: {difference}")
+        for sink in self.sinks:
+            if hasattr(sink, "truncate_after"):
+                sink.truncate_after(self.steps)
+        return True
+
+    def _status(self, state: Any, message: str = "") -> None:
+        if self.directory is None:
+            return
+        old = self.directory.read_status()
+        mean = self.last.get("eval/mean_reward", self.last.get("rollout/ep_rew_mean", old.mean_reward))
+        self.directory.write_status(
+            Status(
+                old.algo,
+                old.env,
+                old.seed,
+                state,
+                self.steps,
+                self.settings.total_timesteps,
+                mean,
+                message,
+                old.started,
+            )
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C or SIGTERM asks for a checkpoint and a clean end; a second Ctrl-C aborts."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self._stopping and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._stopping = f"{signal.Signals(number).name} received"
+            self.say("Stopping: saving a checkpoint. Press Ctrl-C again to abort without saving.")
+
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = {kind: signal.signal(kind, ask) for kind in kinds}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+
+def eval_episodes(settings: Settings, is_jax: bool) -> int:
+    """How many episodes an evaluation has."""
+    if settings.n_eval_episodes < 0:
+        raise ConfigError(f"n_eval_episodes must be positive, got {settings.n_eval_episodes}.")
+    return settings.n_eval_episodes or (100 if is_jax else 10)
+
+

@@ -1,0 +1,151 @@
+"""The records that flow between environment, actor, replay, algorithm and driver.
+
+Axis words are global: T time, B rows, N sampled batch, L sequence, A actions, K arms, D features, M seeds.
+There is no `done`: truncation bootstraps from `next_obs`, termination does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+
+from sparring.spaces import EnvSpec
+
+Obs: TypeAlias = Any  # a tree of arrays; jaxtyping's PyTree would import jax into every environment worker
+Action: TypeAlias = Any
+Key: TypeAlias = Any
+Metrics: TypeAlias = dict[str, Any]
+
+
+class TimeStep(NamedTuple):
+    """What an environment hands to the actor after one step of all its rows."""
+
+    obs: Obs
+    """To act on now, after auto-reset."""
+    reward: Float[Any, " B"]
+    terminated: Bool[Any, " B"]
+    truncated: Bool[Any, " B"]
+    next_obs: Obs
+    """What the action led to, before auto-reset: bootstrap from this."""
+    active: Bool[Any, " B"] | None = None
+    """Rows that ask for a decision now; None means all."""
+    legal: Bool[Any, "B A"] | None = None
+    """Legal actions for `obs`."""
+    lost: Bool[Any, " B"] | None = None
+    """Rows whose step has no outcome (a worker died, a vector environment spent it on a reset)."""
+
+
+class View(NamedTuple):
+    """What the actor hands to `act`."""
+
+    obs: Obs
+    legal: Bool[Any, "B A"] | None = None
+    first: Bool[Any, " B"] | None = None
+    """The row starts an episode: reset its core."""
+
+
+class Transition(NamedTuple):
+    """One decision and its outcome; leading axes [T, B] in a rollout, [N] or [N, L] in a replay batch.
+
+    `mask` is False where there is no decision. A masked entry with `truncated` set says that the row's
+    episode was lost there: nothing may be learned across it and its return does not count.
+    """
+
+    obs: Obs
+    action: Action
+    reward: Any
+    terminated: Any
+    truncated: Any
+    next_obs: Obs
+    extras: Any
+    """The algorithm's own NamedTuple: log-probability, stored core state …"""
+    first: Any = None
+    legal: Any = None
+    next_legal: Any = None
+    elapsed: Any = None
+    """Environment steps since the row's previous decision; None means 1 everywhere."""
+    mask: Any = None
+    arm: Any = None
+
+
+class Batch(NamedTuple):
+    """What a replay hands to `update`: data, where it came from, and importance weights."""
+
+    data: Transition
+    index: Any = None
+    weight: Any = None
+
+
+class Report(NamedTuple):
+    """What an update says: scalar metrics by SB3's names, and new priorities for the sampled index."""
+
+    metrics: Metrics
+    priority: Any = None
+
+
+class Behaviour(NamedTuple):
+    """How each row acts, as chosen by a bandit, a controller or an evaluator; None is the algorithm's own."""
+
+    greedy: Bool[Any, " B"] | None = None
+    """Rows that take the mode instead of a sample."""
+    temperature: Float[Any, " B"] | None = None
+    epsilon: Float[Any, " B"] | None = None
+    mixture: Float[Any, "B H"] | None = None
+    gamma_index: Int[Any, " B"] | None = None
+    head: Int[Any, " B"] | None = None
+
+
+class Plan(NamedTuple):
+    """One iteration as data: collect `rollout` steps of every row, then `updates` sampled updates."""
+
+    rollout: int
+    updates: int = 1
+
+
+class ActorState(NamedTuple):
+    """What the actor carries between steps."""
+
+    obs: Obs
+    first: Bool[Any, " B"]
+    carry: Any
+    legal: Bool[Any, "B A"] | None = None
+    arm: Int[Any, " B"] | None = None
+
+
+@runtime_checkable
+class Replay(Protocol):
+    """Data between collecting and learning: pure functions over an explicit state."""
+
+    def init(self, example: Transition) -> Any: ...
+    def add(self, state: Any, rollout: Transition) -> Any: ...
+    def sample(self, state: Any, key: Key) -> Batch: ...
+    def feedback(self, state: Any, batch: Batch, report: Report) -> Any: ...
+    def settle(self, state: Any) -> Any:
+        """What is kept until the next iteration, of the structure that `init` returns."""
+        ...
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """One learning rule as pure functions; it sees no environment, loop, clock, logger or file.
+
+    An algorithm is a frozen dataclass registered as a pytree: floats of its config are traced, the rest
+    is static, so the same compiled program serves every learning rate.
+    """
+
+    spec: EnvSpec
+    config: Any
+    plan: Plan
+    replay: Replay
+
+    def init(self, key: Key) -> Any: ...
+    def policy(self, state: Any) -> Any: ...
+    def carry(self, rows: int) -> Any: ...
+    def act(
+        self, policy: Any, carry: Any, view: View, behaviour: Behaviour, key: Key
+    ) -> tuple[Action, Any, Any]: ...
+    def update(self, state: Any, batch: Batch, key: Key) -> tuple[Any, Report]: ...
+    def absorb(self, state: Any, rollout: Transition) -> Any: ...
+
+
