@@ -86,27 +86,30 @@ def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
     mask = jnp.ones_like(over) if rollout.mask is None else rollout.mask
     steps = jnp.ones_like(over, jnp.int32) if rollout.elapsed is None else rollout.elapsed.astype(jnp.int32)
 
-    def step(state: Episodes, now: tuple[Array, ...]) -> tuple[Episodes, None]:
+    def step(state: tuple[Array, Array], now: tuple[Array, ...]) -> tuple[Any, Any]:
+        total, length = state
         reward, over_t, mask_t, steps_t = now
-        total = state.total + jnp.where(mask_t, reward, 0.0)
-        length = state.length + jnp.where(mask_t, steps_t, 0)
-        counts = over_t & mask_t
-        window = state.window_return.shape[0]
-        # Ended rows take the next places of the ring; the others aim past its end and are dropped.
-        place = (state.finished + jnp.cumsum(counts) - 1) % window
-        place = jnp.where(counts, place, window)
-        return Episodes(
-            jnp.where(over_t, 0.0, total),
-            jnp.where(over_t, 0, length),
-            state.window_return.at[place].set(total, mode="drop"),
-            state.window_length.at[place].set(length, mode="drop"),
-            state.finished + jnp.sum(counts, dtype=jnp.int32),
-        ), None
+        total = total + jnp.where(mask_t, reward, 0.0)
+        length = length + jnp.where(mask_t, steps_t, 0)
+        return (jnp.where(over_t, 0.0, total), jnp.where(over_t, 0, length)), (total, length)
 
-    def walk() -> Episodes:
-        return jax.lax.scan(step, episodes, (rollout.reward, over, mask, steps))[0]
-
-    return walk()
+    inputs = (rollout.reward, over, mask, steps)
+    (total, length), (totals, lengths) = jax.lax.scan(
+        step, (episodes.total, episodes.length), inputs, unroll=8
+    )
+    # Ended rows take the next places of the ring in order of time; of more than fit, the last ones.
+    counts = (over & mask).reshape(-1)
+    rank = jnp.cumsum(counts, dtype=jnp.int32)
+    window = episodes.window_return.shape[0]
+    fits = counts & (rank > rank[-1] - window)
+    place = jnp.where(fits, (episodes.finished + rank - 1) % window, window)
+    return Episodes(
+        total,
+        length,
+        episodes.window_return.at[place].set(totals.reshape(-1), mode="drop"),
+        episodes.window_length.at[place].set(lengths.reshape(-1), mode="drop"),
+        episodes.finished + rank[-1],
+    )
 
 
 def window_mean(episodes: Episodes) -> tuple[Array, Array, Array]:

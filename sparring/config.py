@@ -42,7 +42,9 @@ class Cosine(NamedTuple):
     end: float = 0.0
 
     def at(self, progress: Any) -> Any:
-        return self.end + (self.start - self.end) * 0.5 * (1.0 + jnp.cos(math.pi * jnp.minimum(progress, 1.0)))
+        return self.end + (self.start - self.end) * 0.5 * (
+            1.0 + jnp.cos(math.pi * jnp.minimum(progress, 1.0))
+        )
 
 
 class Exponential(NamedTuple):
@@ -67,7 +69,10 @@ class Piecewise(NamedTuple):
 
 
 Schedule: TypeAlias = Linear | Cosine | Exponential | Piecewise
-Schedulable: TypeAlias = float | Schedule
+if typing.TYPE_CHECKING:
+    Schedulable: TypeAlias = Any  # a float, a schedule, or (inside a trace) an array: arithmetic is fine
+else:
+    Schedulable = float | Schedule
 SCHEDULES: dict[str, type[Any]] = {
     "linear": Linear,
     "cosine": Cosine,
@@ -244,7 +249,9 @@ def _schedulable(value: Any, key: str) -> Any:
             except (ValueError, SyntaxError, TypeError) as error:
                 raise ConfigError(f"{key}: cannot read the schedule {value!r}: {error}") from error
     if isinstance(value, Mapping) and value.get("schedule") in SCHEDULES:
-        arguments = {k: tuple(v) if isinstance(v, list) else float(v) for k, v in value.items() if k != "schedule"}
+        arguments = {
+            k: tuple(v) if isinstance(v, list) else float(v) for k, v in value.items() if k != "schedule"
+        }
         return SCHEDULES[value["schedule"]](**arguments)
     raise ConfigError(
         f"{key} must be a number or a schedule such as 'lin_1e-3' or 'linear(1e-3, 0)', got {value!r}."
@@ -255,7 +262,9 @@ def to_plain(value: Any) -> Any:
     """A setting as TOML and JSON can hold it; `coerce` reads it back to an equal value."""
     if isinstance(value, Schedule):
         name = next(n for n, kind in SCHEDULES.items() if isinstance(value, kind))
-        fields = {k: [float(x) for x in v] if isinstance(v, tuple) else float(v) for k, v in value._asdict().items()}
+        fields = {
+            k: [float(x) for x in v] if isinstance(v, tuple) else float(v) for k, v in value._asdict().items()
+        }
         return {"schedule": name, **fields}
     if value is None:
         return "none"

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from sparring.config import Layer, as_mapping, coerce, from_mapping, load_toml, merge
 from sparring.errors import CheckpointError, ConfigError, nearest
-from sparring.metrics.sink import Sink
+from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
-from sparring.model import algorithm_class, assemble, save_agent
+from sparring.model import Assembly, algorithm_class, assemble, save_agent
 from sparring.reference import is_reference
 from sparring.runs import directory
 from sparring.runs.directory import RunDirectory
@@ -105,7 +105,8 @@ def plan(
     settings = from_mapping(Settings, {k: v for k, v in merged.items() if k in ours})
     config = from_mapping(cls.Config, {k: v for k, v in merged.items() if k in theirs})
     provenance = {
-        f.name: origin.get(f.name, "default") for f in (*dataclasses.fields(settings), *dataclasses.fields(config))
+        f.name: origin.get(f.name, "default")
+        for f in (*dataclasses.fields(settings), *dataclasses.fields(config))
     }
     return Plan(algorithm, env, seeds, settings, config, dict(kwargs), provenance, bool(tuned))
 
@@ -120,9 +121,16 @@ def train(
     tensorboard: Path | None = None,
 ) -> Outcome:
     """Starts a run in a new folder and trains it to its end."""
+    # Before the folder exists, so that bad settings leave nothing behind.
+    parts = _assemble(plan, device, say)
+    extra = [] if tensorboard is None else [_tensorboard(tensorboard)]
     total = plan.settings.total_timesteps
     name = Path(plan.algorithm.partition(":")[0]).stem
-    run = directory.create(name, plan.env, plan.seeds[0], path=run_dir, total=total)
+    try:
+        run = directory.create(name, plan.env, plan.seeds[0], path=run_dir, total=total)
+    except BaseException:
+        _close(parts)
+        raise
     with run:
         run.write_config(
             {
@@ -139,7 +147,7 @@ def train(
                 **{f"config.{k}": v for k, v in plan.provenance.items()},
             },
         )
-        return _run(run, plan, device, display, say, tensorboard, again=False)
+        return _run(run, plan, parts, display, say, extra, again=False)
 
 
 def read_plan(run: RunDirectory, trust_code: bool = False) -> Plan:
@@ -156,8 +164,8 @@ def read_plan(run: RunDirectory, trust_code: bool = False) -> Plan:
             place = Path(reference.rpartition(":")[0]).resolve()
             if place.is_relative_to(run.path.resolve()):
                 raise ConfigError(
-                    f"{run.path} names code that lies inside the run itself ({place.name}). Look at the file, "
-                    "and if you trust it add --trust-code."
+                    f"{run.path} names code that lies inside the run itself ({place.name}). Look at the "
+                    "file, and if you trust it add --trust-code."
                 )
     cls = algorithm_class(algorithm)
     config = from_mapping(cls.Config, values)
@@ -179,18 +187,10 @@ def resume(
         total = coerce(total_timesteps, int, "total_timesteps")
         saved = saved._replace(settings=dataclasses.replace(saved.settings, total_timesteps=total))
     with run:
-        return _run(run, saved, device, display, say, None, again=True)
+        return _run(run, saved, _assemble(saved, device, say), display, say, [], again=True)
 
 
-def _run(
-    run: RunDirectory,
-    plan: Plan,
-    device: str,
-    display: Display | None,
-    say: Callable[[str], None],
-    tensorboard: Path | None,
-    again: bool,
-) -> Outcome:
+def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
     parts = assemble(
         algorithm_class(plan.algorithm),
         plan.env,
@@ -202,25 +202,54 @@ def _run(
     )
     for warning in parts.warnings:
         say(f"Warning: {warning}")
-    sinks: list[Sink] = [SqliteSink(run.metrics)]
-    if tensorboard is not None:
-        from sparring.metrics.tensorboard import TensorBoardSink
+    return parts
 
-        sinks.append(TensorBoardSink(tensorboard))
+
+def _tensorboard(folder: Path) -> Sink:
+    from sparring.metrics.tensorboard import TensorBoardSink
+
+    return TensorBoardSink(folder)
+
+
+def _close(parts: Assembly) -> None:
+    parts.driver.close()
+    if parts.eval_env is not None and hasattr(parts.eval_env, "close"):
+        parts.eval_env.close()
+
+
+def _run(
+    run: RunDirectory,
+    plan: Plan,
+    parts: Assembly,
+    display: Display | None,
+    say: Callable[[str], None],
+    extra: list[Sink],
+    again: bool,
+) -> Outcome:
     driver = parts.driver
+    sinks = [SqliteSink(run.metrics), *extra]
 
     def keep(folder: Path, index: int) -> None:
         save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm)
 
     session = Session(
-        driver, parts.settings, parts.eval_env, run, sinks, save_agent=keep, metadata={"env": plan.env}, say=say
+        driver,
+        parts.settings,
+        parts.eval_env,
+        run,
+        sinks,
+        save_agent=keep,
+        metadata={"env": plan.env},
+        say=say,
     )
     try:
-        if again and not session.restore():
-            say("There is no checkpoint yet: starting from the beginning.")
+        try:
+            if again and not session.restore():
+                say("There is no checkpoint yet: starting from the beginning.")
+        except BaseException:
+            Tee(sinks).close()
+            raise
         session.displays.extend(display(parts.settings, session.steps) if display is not None else [])
         return Outcome(run, session.run())
     finally:
-        driver.close()
-        if parts.eval_env is not None and hasattr(parts.eval_env, "close"):
-            parts.eval_env.close()
+        _close(parts)

@@ -5,30 +5,35 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import time
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sparring import actor, spaces
-from sparring.config import as_mapping, from_mapping
+from sparring.common.normalised import raw_observation
+from sparring.config import as_mapping, coerce, from_mapping
 from sparring.drivers.fused import Fused
 from sparring.drivers.host import Host, OnStep
 from sparring.drivers.loop import Driver
-from sparring.drivers.platform import prepare
+from sparring.drivers.platform import once_options, prepare
 from sparring.drivers.several import Several
 from sparring.envs import registry
 from sparring.envs.batched import JaxHost
-from sparring.errors import ConfigError, SpaceMismatch, UnknownName, nearest
+from sparring.errors import CheckpointError, ConfigError, SpaceMismatch, UnknownName, nearest
 from sparring.evaluation.evaluator import Evaluation, evaluate
 from sparring.reference import is_reference, load
 from sparring.runs import artefact, directory, tree
 from sparring.session import Session, Settings, eval_episodes
 from sparring.spaces import EnvSpec
 from sparring.types import ActorState, Behaviour
+
+if TYPE_CHECKING:
+    from sparring.common.translate import Given
 
 ALGORITHMS = {
     "ppo": "sparring.algos.ppo:PPO",
@@ -43,8 +48,8 @@ def algorithm_class(name: str) -> Any:
         found = load(name)
         if not all(hasattr(found, part) for part in ("Config", "init", "act", "update", "policy", "absorb")):
             raise ConfigError(
-                f"{name!r} is not an algorithm: it needs Config, init, policy, carry, act, update and absorb. "
-                "See docs/algorithms.md and examples/my_algorithm.py."
+                f"{name!r} is not an algorithm: it needs Config, init, policy, carry, act, update and "
+                "absorb. See docs/algorithms.md and examples/my_algorithm.py."
             )
         return found
     if name.lower() not in ALGORITHMS:
@@ -81,7 +86,8 @@ def assemble(
 ) -> Assembly:
     """Makes the environments, picks the driver, and checks that the settings are possible.
 
-    A JAX environment runs fused, unless `host` is set; anything else runs on the host driver.
+    A JAX environment runs fused, unless `host` is set; anything else runs on the host driver. Without an
+    `eval_env` one is made where it can be; False makes none.
     """
     prepare(device)
     options: dict[str, Any] = {
@@ -100,7 +106,7 @@ def assemble(
     driver: Driver
     window = settings.stats_window_size
     if jaxy and not host:
-        driver = Fused(algo, world, rows, seeds, window)  # type: ignore[assignment]
+        driver = Fused(algo, world, rows, seeds, window)
     else:
         worlds = [JaxHost(world, rows)] if jaxy else [world]
         for _ in seeds[1:]:
@@ -108,7 +114,9 @@ def assemble(
             worlds.append(JaxHost(again, rows) if jaxy else again)
         hosts = [Host(algo, w, seed, window, on_step) for w, seed in zip(worlds, seeds, strict=True)]
         driver = hosts[0] if len(hosts) == 1 else Several(hosts)  # type: ignore[assignment]
-    if eval_env is None:
+    if eval_env is False:
+        eval_env = None
+    elif eval_env is None:
         if jaxy:
             eval_env = world
         elif isinstance(env, str) or (isinstance(env, (list, tuple)) and not hasattr(env, "step")):
@@ -116,14 +124,6 @@ def assemble(
             source = env if isinstance(env, str) else list(env)[:count]
             eval_env = registry.make(source, n_envs=count, **{**options, "backend": "inline"})
     return Assembly(driver, eval_env, spec, settings, warnings)
-
-
-def recommended(name: str) -> str:
-    """The policy's `network` for SB3's policy name."""
-    known = {"MlpPolicy": "auto", "CnnPolicy": "cnn", "MultiInputPolicy": "auto"}
-    if name not in known:
-        raise ConfigError(f"There is no policy {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
-    return known[name]
 
 
 class Agent:
@@ -145,7 +145,7 @@ class Agent:
 
     @property
     def spec(self) -> EnvSpec:
-        return self.algo.spec  # type: ignore[no-any-return]
+        return self.algo.spec
 
     def predict(
         self,
@@ -156,7 +156,7 @@ class Agent:
         seed: int = 0,
     ) -> tuple[np.ndarray, Any]:
         """Actions for one observation or a batch, and the state to hand to the next call."""
-        obs, single = _batched(self.spec.observation, observation)
+        obs, single = _batched(self.spec.observation, raw_observation(observation))
         rows = jax.tree.leaves(obs)[0].shape[0]
         fresh = state is None
         carry = self.algo.carry(rows) if fresh else state
@@ -164,20 +164,26 @@ class Agent:
         first = start if episode_start is None else np.reshape(np.asarray(episode_start, bool), rows)
         behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
         self._calls += 1
-        key = jax.random.fold_in(jax.random.key(seed), self._calls)
-        action, _, carry = _act(self.algo, self.weights, ActorState(obs, first, carry), behaviour, key)
+        place = np.array([seed, self._calls], np.uint32)
+        action, _, carry = _act(self.algo, self.weights, ActorState(obs, first, carry), behaviour, place)
         action = np.asarray(action)
         kept = carry if jax.tree.leaves(carry) else None
-        return (action[0] if single else action), kept
+        return (np.asarray(action[0]) if single else action), kept
 
-    def evaluate(self, env: Any, episodes: int = 100, seed: int = 0, deterministic: bool = True) -> Evaluation:
+    def evaluate(
+        self, env: Any, episodes: int = 100, seed: int = 0, deterministic: bool = True
+    ) -> Evaluation:
         """Whole episodes of this agent in an environment that `registry.make` made."""
         check_spaces(self.spec, env.spec)
         return evaluate(self.algo, self.weights, env, episodes, seed, deterministic)
 
 
 @jax.jit
-def _act(algo: Any, weights: Any, state: ActorState, behaviour: Behaviour, key: Any) -> tuple[Any, Any, Any]:
+def _act(
+    algo: Any, weights: Any, state: ActorState, behaviour: Behaviour, place: Any
+) -> tuple[Any, Any, Any]:
+    """One decision per row; `place` is the seed and the number of the call."""
+    key = jax.random.fold_in(jax.random.key(place[0]), place[1])
     return actor.act(algo, weights, state, behaviour, key)
 
 
@@ -199,8 +205,8 @@ def check_spaces(trained: EnvSpec, given: EnvSpec) -> None:
         a, b = getattr(trained, name), getattr(given, name)
         if _shape_of(a) != _shape_of(b):
             raise SpaceMismatch(
-                f"The agent was trained on {trained.id} with {name}s {spaces.describe(a)}, but {given.id} has "
-                f"{spaces.describe(b)}. Use the environment it was trained on, or train a new agent."
+                f"The agent was trained on {trained.id} with {name}s {spaces.describe(a)}, but {given.id} "
+                f"has {spaces.describe(b)}. Use the environment it was trained on, or train a new agent."
             )
 
 
@@ -228,63 +234,76 @@ def _batched(space: Any, observation: Any) -> tuple[Any, bool]:
     array = array[None] if single else array
     if array.shape[1:] != example.shape:
         raise SpaceMismatch(
-            f"This agent observes {spaces.describe(space)}; an observation of shape {array.shape[1:]} does not fit."
+            f"This agent observes {spaces.describe(space)}; an observation of shape {array.shape[1:]} does "
+            "not fit."
         )
     return array.astype(example.dtype), single
 
 
 class Model:
-    """An algorithm and an environment behind SB3's interface."""
+    """An algorithm and an environment behind SB3's interface; `sparring.baselines` has its constructors."""
 
     algorithm: ClassVar[str]
     """name or reference of the algorithm"""
+    log_interval: ClassVar[int] = 1
+    """iterations between tables of `verbose=1`"""
 
     def __init__(
         self,
         policy: Any,
         env: Any,
+        settings: Mapping[str, Any] | None = None,
         *,
-        seed: int | None = None,
-        verbose: int = 0,
-        device: str = "auto",
-        tensorboard_log: str | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
         stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: Any = "auto",
         run_dir: str | Path | bool | None = None,
         n_envs: int = 1,
-        _init_setup_model: bool = True,
-        **settings: Any,
     ) -> None:
+        from sparring.common.learning import Logger
         from sparring.common.translate import config_values, unwrap
 
         self._class = algorithm_class(self.algorithm)
-        world, extra = unwrap(env)
-        values = config_values(policy, policy_kwargs, settings) | extra
-        self.config = from_mapping(self._class.Config, values)
-        self.env = env
-        self._world = world
-        self.seed = int(time.time_ns() % 2**31) if seed is None else int(seed)
         self.verbose = verbose
-        self.device = device
+        self.seed = int(time.time_ns() % 2**31) if seed is None else int(seed)
+        self.device = str(device).partition(":")[0]
         self.tensorboard_log = tensorboard_log
         self.run_dir = run_dir
         self.num_timesteps = 0
-        self._settings = Settings(n_envs=n_envs, stats_window_size=stats_window_size)
-        self._assembly: Assembly | None = None
-        self._train: Any = None
-        self._generation = 0
-        self._per_step = False
-        self.callback: Any = None
+        self.settings = Settings(n_envs=n_envs, stats_window_size=stats_window_size)
         self.session: Session | None = None
         self.run: directory.RunDirectory | None = None
-        self.recorded: dict[str, float] = {}
-        if world is not None:
-            self._spec = self._look(world)
-            for warning in self._check():
-                self._say(f"Warning: {warning}")
+        self.logger = Logger(self)
+        self._driver: Driver | None = None
+        self._hosted = False
+        self._train: Any = None
+        self._generation = 0
+        self._foreign = 0
+        self._compiled: Driver | None = None
+        self._agent: tuple[Any, Agent] | None = None
+        prepare(self.device)
+        given = unwrap(env, n_envs)
+        values = config_values(policy, policy_kwargs, {**given.config, **(settings or {})}, self.algorithm)
+        self.config = from_mapping(self._class.Config, values)
+        self._env, self._world, self._venv = env, given.world, given.venv
+        if given.world is not None:
+            self._settle(given)
 
-    def __init_subclass__(cls) -> None:
-        cls.__doc__ = cls.__doc__ or f"SB3's {cls.__name__} on JAX."
+    def _settle(self, given: Given) -> None:
+        """Takes an environment: its specification, its statistics, and a check of the settings."""
+        self._spec = dataclasses.replace(given.world.spec, rows=given.rows)
+        self.settings = dataclasses.replace(self.settings, n_envs=given.rows)
+        algo = self.algo()
+        for warning in algo.check() if hasattr(algo, "check") else ():
+            self.say(f"Warning: {warning}")
+        marker = self.get_vec_normalize_env()
+        if marker is not None:
+            if marker.loaded and self._train is None and self._driver is None:
+                self.put_normalisation(marker.loaded)
+            marker.bind(self)
 
     # -- learning ----------------------------------------------------------------------------------------
 
@@ -292,61 +311,80 @@ class Model:
         self,
         total_timesteps: int,
         callback: Any = None,
-        log_interval: int = 1,
+        log_interval: int | None = None,
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool | None = None,
     ) -> Self:
         """Trains for that many more environment steps."""
-        from sparring.common import learning
+        from sparring.common.learning import learn
 
-        return learning.learn(
-            self, int(total_timesteps), callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
-        )
+        interval = self.log_interval if log_interval is None else log_interval
+        learn(self, int(total_timesteps), callback, interval, tb_log_name, reset_num_timesteps, progress_bar)
+        return self
 
-    def _look(self, world: Any) -> EnvSpec:
-        made = registry.make(world, n_envs=self._settings.n_envs)
-        if not isinstance(world, str):
-            self._world = made
-        rows = self._settings.n_envs if registry.is_jax(made) else made.spec.rows
-        spec = dataclasses.replace(made.spec, rows=rows)
-        if isinstance(world, str) and hasattr(made, "close"):
-            made.close()
-        return spec
+    def algo(self) -> Any:
+        """The algorithm with this model's specification and settings."""
+        return self._class(self._spec, self.config)
 
-    def _check(self) -> list[str]:
-        algo = self._class(self._spec, self.config)
-        return list(algo.check()) if hasattr(algo, "check") else []
+    def say(self, text: str) -> None:
+        print(text)
 
-    def _say(self, text: str) -> None:
-        if self.verbose >= 0:
-            print(text)
-
-    def assembled(self, settings: Settings, on_step: OnStep | None, host: bool, fresh: bool) -> Assembly:
-        """The driver for the next call of learn, continuing with the weights there are."""
+    def driver(self, *, host: bool, fresh: bool) -> Driver:
+        """What trains next, with the weights there are; `fresh` starts its counts and schedules again."""
         if self._world is None:
             raise ConfigError("This model has no environment; give it one with set_env(env).")
-        old = self._assembly
-        if old is not None and not fresh and host == self._per_step:
-            return old._replace(settings=dataclasses.replace(old.settings, total_timesteps=settings.total_timesteps))
-        train = self.train_state() if (old is not None or self._train is not None) else None
+        old = self._driver
+        if old is not None and host == self._hosted and (not fresh or old.iteration == 0):
+            return old
+        train = None if old is None and self._train is None else self.train_state()
         seed = self.seed + 1_000_003 * self._generation
-        self._generation += 1
-        assembly = assemble(
-            self._class, self._world, settings, self.config, (seed,), host=host, on_step=on_step, device=self.device
+        parts = assemble(
+            self._class,
+            self._world,
+            self.settings,
+            self.config,
+            (seed,),
+            host=host,
+            eval_env=False,
+            device=self.device,
         )
-        self._per_step = host
+        self._generation += 1
+        _share_program(self._compiled, parts.driver)
+        self._compiled = parts.driver
         if train is not None:
-            put_train_state(assembly.driver, train)
-        self._assembly = assembly
-        return assembly
+            train = with_iteration(train, 0) if fresh else train
+            put_train_state(parts.driver, train, iteration_of(train))
+        self._driver, self._hosted, self._train = parts.driver, host, None
+        return parts.driver
+
+    def forget_driver(self) -> None:
+        """Makes the next `learn` begin with new episodes; what was learned is kept."""
+        if self._driver is not None:
+            self._train, self._driver = self.train_state(), None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        config = self.__dict__.get("config")
+        if config is None or name not in type(config).__dataclass_fields__:
+            object.__setattr__(self, name, value)
+            return
+        hint = get_type_hints(type(config))[name]
+        self.config = dataclasses.replace(config, **{name: coerce(value, hint, name)})
+        self.forget_driver()
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting by its name."""
+        config = self.__dict__.get("config")
+        if name.startswith("_") or config is None or not hasattr(config, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(config, name)
 
     # -- acting ------------------------------------------------------------------------------------------
 
     def agent(self) -> Agent:
-        """The policy as it is now."""
-        algo = self._class(self._spec, self.config)
-        return Agent(algo, algo.policy(self.train_state()), self.algorithm)
+        """The policy as it is now; learning on does not change it."""
+        algo = self.algo()
+        return Agent(algo, jax.tree.map(jnp.copy, algo.policy(self.train_state())), self.algorithm)
 
     def predict(
         self,
@@ -356,134 +394,304 @@ class Model:
         deterministic: bool = False,
     ) -> tuple[np.ndarray, Any]:
         """SB3's predict; `state` carries frames and memory where the policy has them."""
-        agent = self._cached_agent()
-        return agent.predict(observation, state, episode_start, deterministic, self.seed)
+        return self.policy.predict(observation, state, episode_start, deterministic, self.seed)
 
-    def _cached_agent(self) -> Agent:
+    @property
+    def policy(self) -> Agent:
+        """The policy, to act with until learning goes on."""
         train = self.train_state()
-        cached: tuple[Any, Agent] | None = getattr(self, "_agent", None)
-        if cached is None or cached[0] is not train:
-            cached = (train, self.agent())
-            self._agent = cached
-        return cached[1]
+        if self._agent is None or self._agent[0] is not train:
+            algo = self.algo()
+            self._agent = (train, Agent(algo, algo.policy(train), self.algorithm))
+        return self._agent[1]
 
     def train_state(self) -> Any:
         """Everything that learning changed."""
-        if self._assembly is not None:
-            return self._assembly.driver.train_state()
+        if self._driver is not None:
+            return self._driver.train_state()
         if self._train is None:
-            algo = self._class(self._spec, self.config)
-            self._train = jax.jit(algo.init)(jax.random.key(self.seed))
+            algo = self.algo()
+            self._train = jax.jit(algo.init, compiler_options=once_options())(jax.random.key(self.seed))
         return self._train
+
+    def _put(self, train: Any) -> None:
+        if self._driver is not None:
+            put_train_state(self._driver, train, self._driver.iteration)
+        else:
+            self._train = train
+
+    @property
+    def ep_info_buffer(self) -> list[dict[str, float]]:
+        """Return `r` and length `l` of the last episodes of training, in no order."""
+        if self._driver is None:
+            return []
+        episodes = self._driver.state(0).learner.episodes
+        count = min(int(episodes.finished), episodes.window_return.shape[0])
+        pairs = zip(
+            np.asarray(episodes.window_return)[:count],
+            np.asarray(episodes.window_length)[:count],
+            strict=True,
+        )
+        return [{"r": float(r), "l": int(n), "t": 0.0} for r, n in pairs]
 
     # -- environment -------------------------------------------------------------------------------------
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Another environment with the same spaces."""
+        """Another environment with the same spaces; learning goes on there with new episodes."""
         from sparring.common.translate import unwrap
 
-        world, _ = unwrap(env)
-        spec = self._look(world) if world is not None else None
-        if spec is not None and hasattr(self, "_spec"):
-            check_spaces(self._spec, spec)
+        given = unwrap(env, self.settings.n_envs)
+        if given.world is None:
+            raise ConfigError("set_env needs an environment: an id, a Gymnasium environment or a VecEnv.")
+        check_spaces(self._spec, given.world.spec)
+        for name in ("normalize_obs", "normalize_reward"):
+            if given.config.get(name) and not getattr(self.config, name, False):
+                raise ConfigError(
+                    f"The environment is wrapped in VecNormalize, but this agent was made without {name}. "
+                    "Leave VecNormalize out, or train a new agent with it."
+                )
         train = self.train_state()
-        self.env = env
-        self._world = world if isinstance(world, str) else self._world
-        if spec is not None:
-            self._spec = spec
-        self._assembly, self._train = None, train
+        self._env, self._world, self._venv, self._driver, self._train = (
+            env,
+            given.world,
+            given.venv,
+            None,
+            train,
+        )
+        self._settle(given)
+        self._train = fitted(train, self.algo())
 
     def get_env(self) -> Any:
-        """The environment as SB3's VecEnv."""
-        from sparring.common.vec_env import as_vec_env
+        """The environment as SB3's VecEnv; None when there is none."""
+        if self._world is None:
+            return None
+        if self._venv is None:
+            from sparring.common.vec_env.host import HostVecEnv
 
-        return None if self._world is None else as_vec_env(self.env, self._spec.rows)
+            self._venv = HostVecEnv(registry.host(self._world, self._spec.rows))
+            self._venv.seed(self.seed)
+        return self._venv
+
+    @property
+    def env(self) -> Any:
+        return self.get_env()
+
+    @property
+    def given_env(self) -> Any:
+        """The environment as it was given: an id or an object."""
+        return self._env
+
+    @property
+    def world(self) -> Any:
+        """What a driver steps."""
+        return self._world
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    def foreign_steps(self) -> int:
+        """Steps and resets of the training environment that were not made by learning."""
+        if self._venv is None or registry.is_jax(self._world):
+            return 0  # a JAX environment's rows are the driver's own
+        from sparring.common.vec_env.rows import clock
+
+        return int(self._world.foreign) if hasattr(self._world, "foreign") else clock(self._venv)
+
+    def get_vec_normalize_env(self) -> Any:
+        """The VecNormalize around the environment, or None."""
+        if self._venv is None:
+            return None
+        from sparring.common.vec_env.normalize import unwrap_vec_normalize
+
+        return unwrap_vec_normalize(self._venv)
 
     @property
     def n_envs(self) -> int:
-        return self._spec.rows
+        return int(self._spec.rows)
 
     @property
     def observation_space(self) -> Any:
-        from sparring.common.translate import gym_space
+        from sparring.common.gym_space import gym_space
 
         return gym_space(self._spec.observation)
 
     @property
     def action_space(self) -> Any:
-        from sparring.common.translate import gym_space
+        from sparring.common.gym_space import gym_space
 
         return gym_space(self._spec.action)
 
-    @property
-    def logger(self) -> Any:
-        from sparring.common.learning import Logger
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """The seed of episodes and exploration from the next `learn` on."""
+        if seed is not None:
+            self.seed = int(seed)
+            self.forget_driver()
 
-        return Logger(self)
+    # -- statistics of VecNormalize ----------------------------------------------------------------------
+
+    def normalisation(self) -> dict[str, np.ndarray]:
+        """Count, mean and sum of squared deviations of observations and returns, by name."""
+        train = self.train_state()
+        known: dict[str, Any] = {}
+        if getattr(train, "moments", None) is not None:
+            for name, mean in train.moments.mean.items():
+                entries = {"count": train.moments.count, "mean": mean, "m2": train.moments.m2[name]}
+                known |= {f"obs/{name}.{kind}": x for kind, x in entries.items()}
+        if getattr(train, "rewards", None) is not None:
+            known |= {f"return.{kind}": x for kind, x in train.rewards.moments._asdict().items()}
+        return {name: np.array(x) for name, x in known.items()}
+
+    def put_normalisation(self, known: Mapping[str, np.ndarray]) -> None:
+        """Statistics as `normalisation` returns them; names that this agent has no use for are left out."""
+        train = self.train_state()
+        moments, rewards = getattr(train, "moments", None), getattr(train, "rewards", None)
+        if moments is not None and all(f"obs/{name}.mean" in known for name in moments.mean):
+            parts = {kind: {n: known[f"obs/{n}.{kind}"] for n in moments.mean} for kind in ("mean", "m2")}
+            count = next(iter(known[f"obs/{name}.count"] for name in moments.mean))
+            moments = jax.tree.map(jnp.asarray, moments._replace(count=count, **parts))
+        if rewards is not None and "return.mean" in known:
+            loaded = {kind: jnp.asarray(known[f"return.{kind}"]) for kind in rewards.moments._fields}
+            rewards = rewards._replace(moments=rewards.moments._replace(**loaded))
+        self._put(train._replace(moments=moments, rewards=rewards))
 
     # -- saving ------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, exclude: Any = None, include: Any = None) -> None:
         """One archive with weights, statistics, optimiser, configuration and specification; no pickle."""
-        place = Path(path)
+        place = _place(path)
         place = place if place.suffix == ".zip" else place.with_name(place.name + ".zip")
-        save_agent(place, self._class(self._spec, self.config), self.train_state(), self.algorithm, full=True)
+        facts = {
+            "num_timesteps": self.num_timesteps,
+            "seed": self.seed,
+            "verbose": self.verbose,
+            "tensorboard_log": None if self.tensorboard_log is None else str(self.tensorboard_log),
+            "stats_window_size": self.settings.stats_window_size,
+        }
+        save_agent(place, self.algo(), self.train_state(), self.algorithm, full=True, metadata=facts)
 
     @classmethod
     def load(
         cls,
         path: str | Path,
         env: Any = None,
-        device: str = "auto",
+        device: Any = "auto",
+        custom_objects: Mapping[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
         trust_code: bool = False,
         **settings: Any,
     ) -> Self:
-        """The agent that `save` wrote; `env` is needed only to go on learning."""
-        saved = artefact.load(path)
+        """The agent that `save` wrote; `env` is needed only to go on learning.
+
+        Settings given here, by name or in `custom_objects`, replace the saved ones.
+        """
+        saved = _load(_place(path))
         if saved.algorithm != cls.algorithm:
             raise ConfigError(
                 f"{str(path)!r} holds a {saved.algorithm.upper()} agent; load it with "
                 f"{saved.algorithm.upper()}.load, not {cls.__name__}.load."
             )
-        algo = rebuild(saved, trust_code)
-        values = {**saved.config, **settings}
+        rebuild(saved, trust_code)
+        values = {**(custom_objects or {}), **settings}
+        values.pop("lr_schedule", None)  # SB3 keeps a copy of learning_rate under this name
+        facts = saved.metadata
+        names = ("seed", "verbose", "tensorboard_log", "stats_window_size", "run_dir")
+        options = {name: values.pop(name, facts.get(name)) for name in names}
+        options = {name: value for name, value in options.items() if value is not None}
         model = cls.__new__(cls)
-        Model.__init__(model, "MlpPolicy", None, device=device)
-        model.config = from_mapping(model._class.Config, values)
+        Model.__init__(model, "MlpPolicy", None, {**saved.config, **values}, device=device, **options)
         model._spec = saved.spec
-        template = jax.eval_shape(algo.init, jax.random.key(0))
+        model.settings = dataclasses.replace(model.settings, n_envs=saved.spec.rows)
+        template = jax.eval_shape(model.algo().init, jax.random.key(0))
         model._train = jax.tree.map(jnp.asarray, saved.train_state(template))
+        model.num_timesteps = int(facts.get("num_timesteps", 0))
         if env is not None:
             model.set_env(env)
         return model
 
     def get_parameters(self) -> dict[str, Any]:
-        """Every array that training changed, by name."""
-        return tree.flatten(self.train_state())
+        """A copy of every array that training changed, by name."""
+        return {name: np.array(x) for name, x in tree.flatten(self.train_state()).items()}
 
-    def set_parameters(self, parameters: Any, exact_match: bool = True, device: str = "auto") -> None:
+    def set_parameters(self, load_path_or_dict: Any, exact_match: bool = True, device: Any = "auto") -> None:
         """Arrays by name, as `get_parameters` returns them, or a saved file."""
-        if isinstance(parameters, (str, Path)):
-            saved = artefact.load(parameters)
-            template = jax.eval_shape(rebuild(saved).init, jax.random.key(0))
-            parameters = tree.flatten(saved.train_state(template))
         now = self.train_state()
-        values = dict(parameters) if exact_match else {**tree.flatten(now), **parameters}
-        new = jax.tree.map(jnp.asarray, tree.unflatten(now, values))
-        if self._assembly is not None:
-            put_train_state(self._assembly.driver, new)
-        else:
-            self._train = new
+        given = load_path_or_dict
+        if isinstance(given, (str, Path)):
+            saved = _load(Path(given))
+            template = jax.eval_shape(rebuild(saved).init, jax.random.key(0))
+            given = tree.flatten(saved.train_state(template))
+        values = dict(given) if exact_match else {**tree.flatten(now), **given}
+        self._put(jax.tree.map(jnp.asarray, tree.unflatten(now, values)))
 
 
-def put_train_state(driver: Driver, train: Any) -> None:
-    """Replaces what learning changed in a driver's first seed."""
+def iteration_of(train: Any) -> int:
+    """How many iterations a training state has seen since its schedules began."""
+    return int(getattr(train, "iteration", 0))
+
+
+def with_iteration(train: Any, iteration: int) -> Any:
+    """The training state with its schedules at that iteration."""
+    if not hasattr(train, "iteration"):
+        return train
+    return train._replace(iteration=jnp.full_like(train.iteration, iteration))
+
+
+def _share_program(old: Any, new: Any) -> None:
+    """Spares a fused driver the compilation of a program that its predecessor has."""
+    if not (isinstance(old, Fused) and isinstance(new, Fused)):
+        return
+    before: Any = jax.tree.structure(old.algo)
+    if before == jax.tree.structure(new.algo) and old.env is new.env and old.rows == new.rows:
+        new._program = old._program
+
+
+def fitted(train: Any, algo: Any) -> Any:
+    """A training state for another number of rows: what is counted per row begins again."""
+    shapes = jax.eval_shape(algo.init, jax.random.key(0))
+    return jax.tree.map(
+        lambda new, old: old if old.shape == new.shape else jnp.zeros(new.shape, new.dtype), shapes, train
+    )
+
+
+def _place(path: Any) -> Path:
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(f"An agent is saved to and loaded from a path, not a {type(path).__name__}.")
+    return Path(path)
+
+
+def _load(place: Path) -> artefact.Artefact:
+    """The artefact; what Stable-Baselines3 saved is named as such."""
+    try:
+        return artefact.load(place)
+    except CheckpointError as error:
+        for candidate in (place, place.with_name(f"{place.name}.zip")):
+            if candidate.is_file() and zipfile.is_zipfile(candidate):
+                with zipfile.ZipFile(candidate) as archive:
+                    if "_stable_baselines3_version" in archive.namelist():
+                        raise CheckpointError(
+                            f"{str(candidate)!r} was saved by Stable-Baselines3: torch weights and a pickle, "
+                            "which can run code and is not read. Train the agent again with sparring."
+                        ) from error
+        raise
+
+
+def put_train_state(driver: Driver, train: Any, iteration: int) -> None:
+    """Replaces what learning changed in a driver's first seed, and how many iterations it has behind it."""
     state = driver.state(0)
     fresh = jax.tree.map(jnp.copy, train)
-    driver.restore(state._replace(learner=state.learner._replace(train=fresh)), driver.iteration)
+    driver.restore(state._replace(learner=state.learner._replace(train=fresh)), iteration)
 
 
-def save_agent(place: Path, algo: Any, train: Any, reference: str, full: bool = False) -> None:
+def save_agent(
+    place: Path,
+    algo: Any,
+    train: Any,
+    reference: str,
+    full: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
     """Writes an artefact; `full` adds what further learning needs."""
     artefact.save(
         place,
@@ -492,4 +700,5 @@ def save_agent(place: Path, algo: Any, train: Any, reference: str, full: bool = 
         config=as_mapping(algo.config),
         spec=algo.spec,
         train=train if full else None,
+        metadata=metadata,
     )

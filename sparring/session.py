@@ -1,4 +1,4 @@
-"""A training session: drives a driver to its goal, and sees to metrics, evaluation, checkpoints and signals."""
+"""A training session: drives a driver to its goal; sees to metrics, evaluation, checkpoints and signals."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Progress:
         return cls(best, int(data["next_eval"]), int(data["next_checkpoint"]), float(data["seconds"]))
 
 
-class Stop(Exception):  # noqa: N818 - not an error: a callback or a signal ends training
+class Stop(Exception):
     """Ends training before its goal."""
 
 
@@ -131,6 +131,7 @@ class Session:
         self.last: dict[str, float] = {}
         self.evaluations: list[Evaluation] = []
         self._stopping = ""
+        self._saved = -1
         self._chunk = 1
 
     # -- where the run is --------------------------------------------------------------------------------
@@ -188,7 +189,9 @@ class Session:
         if self.save_agent is not None and self.directory is not None:
             self.save_agent(self.directory.artefact, 0)
         self._close_sinks()
-        state = {"finished": "finished", "solved": "finished", "stopped": "stopped"}.get(outcome, "interrupted")
+        state = {"finished": "finished", "solved": "finished", "stopped": "stopped"}.get(
+            outcome, "interrupted"
+        )
         self._status(state, self._stopping)
         return Result(
             self.steps - self.steps_at_start,
@@ -219,7 +222,7 @@ class Session:
             self.on_iterations(self)
 
     def _record(self, traces: list[dict[str, np.ndarray]], first: int, count: int) -> None:
-        """Keeps every so many iterations, by their number so that a resumed run keeps the same; shows the last."""
+        """Keeps every so many iterations, by number so that a resumed run keeps the same; shows the last."""
         per = self.driver.steps_per_iteration
         stride = max(self.total_iterations // POINTS, 1)
         fps = (self.steps - self.steps_at_start) / (self.progress.seconds - self.seconds_at_start)
@@ -246,7 +249,8 @@ class Session:
         if not bad:
             return
         seed = f" of seed {self.driver.seeds[index]}" if len(self.driver.seeds) > 1 else ""
-        kept = "" if self.directory is None else f" The last good checkpoint is kept in {self.directory.path}."
+        saved = self.directory is not None and checkpoint.listing(self.directory.checkpoints)
+        kept = f" The last good checkpoint is kept in {saved[0]}." if saved else ""
         raise DivergedError(
             f"Training{seed} diverged at step {step:,}: {bad[0]} is {values[bad[0]]}.{kept} Likely causes: a "
             "learning rate that is too high, rewards or observations that are not normalised (try "
@@ -292,8 +296,9 @@ class Session:
 
     def save(self) -> None:
         """A checkpoint of everything that training changed."""
-        if self.directory is None:
+        if self.directory is None or self._saved == self.steps:
             return
+        self._saved = self.steps
         count = len(self.driver.seeds)
         worlds = [self.driver.world(i) or {} for i in range(count)]
         host = {f"{i}/{name}": array for i, world in enumerate(worlds) for name, array in world.items()}
@@ -321,8 +326,7 @@ class Session:
             self.driver.restore(state, found.manifest.iteration, index)
             prefix = f"{index}/"
             world = {k.removeprefix(prefix): v for k, v in (found.host or {}).items() if k.startswith(prefix)}
-            if world:
-                self.driver.restore_world(world, index)
+            self.driver.restore_world(world, index)
         self.progress = Progress.from_json(found.manifest.metadata["progress"])
         self.steps_at_start = self.steps
         self.seconds_at_start = self.progress.seconds
@@ -379,5 +383,3 @@ def eval_episodes(settings: Settings, is_jax: bool) -> int:
     if settings.n_eval_episodes < 0:
         raise ConfigError(f"n_eval_episodes must be positive, got {settings.n_eval_episodes}.")
     return settings.n_eval_episodes or (100 if is_jax else 10)
-
-

@@ -56,7 +56,9 @@ class Box:
         """Lower and upper bound as arrays of this space's shape."""
 
         def full(bound: Bound) -> np.ndarray:
-            return np.broadcast_to(np.asarray(bound, np.float64).reshape(-1), (self.size,)).reshape(self.shape)
+            return np.broadcast_to(np.asarray(bound, np.float64).reshape(-1), (self.size,)).reshape(
+                self.shape
+            )
 
         return full(self.low), full(self.high)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from beartype import BeartypeConf, beartype
 from beartype.roar import BeartypeDecorHintException
 from hypothesis import settings
@@ -14,7 +17,7 @@ from jaxtyping import install_import_hook
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_debug_key_reuse", True)
 
-settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("ci")
 
 TYPES = BeartypeConf(is_pep484_tower=True)
@@ -35,3 +38,102 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 PURE = ["sparring.ops", "sparring.nets", "sparring.replay", "sparring.algos"]
 install_import_hook(PURE, "conftest.checked")
+
+ALGORITHMS = {
+    "ppo": "sparring.algos.ppo:PPO",
+    "a2c": "sparring.algos.a2c:A2C",
+    "reinforce": "sparring.algos.reinforce:REINFORCE",
+}
+"""Every test that holds for all algorithms walks this list."""
+
+TINY: dict[str, dict[str, Any]] = {
+    "ppo": {"pi": (8,), "vf": (8,), "n_steps": 8, "batch_size": 8, "n_epochs": 2},
+    "a2c": {"pi": (8,), "vf": (8,), "n_steps": 8},
+    "reinforce": {"pi": (8,), "vf": (8,), "n_steps": 8},
+}
+
+
+def algorithm(name: str) -> Any:
+    """The class of an algorithm."""
+    module, _, cls = ALGORITHMS[name].partition(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def agent(name: str, env: Any, rows: int, horizon: float = 100.0, **settings: Any) -> Any:
+    """An algorithm with tiny networks for rows of an environment."""
+    cls = algorithm(name)
+    return cls(replace(env.spec, rows=rows), cls.Config(**{**TINY[name], **settings}), horizon)
+
+
+def experience(algo: Any, state: Any, steps: int = 7, seed: int = 0) -> Any:
+    """A made-up rollout of Box observations with the log-probabilities of the networks that acted."""
+    import jax.numpy as jnp
+
+    from sparring.nets import policy
+    from sparring.spaces import event_shape
+    from sparring.types import Transition
+
+    random, rows = np.random.default_rng(seed), algo.spec.rows
+    shape = (steps, rows)
+    obs = random.normal(size=(*shape, *event_shape(algo.spec.observation))).astype(np.float32)
+    codec = policy.action_codec(algo.spec, algo.config)
+
+    @jax.jit
+    def decide(state: Any, obs: Any) -> Any:
+        chosen, _ = policy.evaluate(algo.config, state.nets, state.moments, obs, None)
+        sample = chosen.sample(jax.random.key(seed))
+        extras = policy.Choice(chosen.log_prob(sample), None if codec.identity else sample)
+        return codec.decode(sample), extras
+
+    action, extras = decide(state, jnp.asarray(obs))
+    ended = random.random(shape) < 0.3
+    terminated = ended & (random.random(shape) < 0.5)
+    fresh = random.normal(size=obs.shape).astype(np.float32)
+    follows = np.concatenate([obs[1:], fresh[-1:]])
+    made = Transition(
+        obs=obs,
+        action=action,
+        reward=random.normal(size=shape).astype(np.float32),
+        terminated=terminated,
+        truncated=ended & ~terminated,
+        next_obs=np.where(ended.reshape(*shape, *(1,) * (obs.ndim - 2)), fresh, follows),
+        extras=extras,
+        first=np.concatenate([np.ones((1, rows), bool), ended[:-1]]),
+    )
+    return jax.tree.map(jnp.asarray, made)
+
+
+def train(algo: Any, env: Any, key: Any, iterations: int = 2) -> Any:
+    """The fused driver's world after some iterations, as one pure function to trace or to compile."""
+    from sparring import actor
+    from sparring.drivers import fused
+    from sparring.drivers.loop import Learner
+    from sparring.envs import batched
+    from sparring.ops import keys
+
+    rows = algo.spec.rows
+    env_state, timestep = batched.reset(env, keys.once(key, keys.RESET), rows)
+    blank = Learner(algo.init(keys.once(key, keys.INIT)), None, None)
+    world = fused.World(blank, actor.start(algo, timestep), env_state)
+    example = jax.eval_shape(lambda: fused.collect(algo, env, world, key, 0)[2])
+    learner = Learner(blank.train, algo.replay.init(example), actor.start_episodes(rows, 4))
+    start = world._replace(learner=learner)
+    return jax.lax.fori_loop(0, iterations, lambda i, w: fused.iterate(algo, env, w, key, i)[0], start)
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """Paths of the leaves in which two trees are not equal bit for bit."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
+    return [jax.tree_util.keystr(path) for (path, a), b in pairs if not same(a, b)]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two arrays agree in shape, dtype and every bit (NaN equals NaN)."""
+    a, b = np.asarray(a), np.asarray(b)
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def as_numpy(tree: Any) -> Any:
+    """A copy that no later call can touch."""
+    return jax.tree.map(np.array, tree)

@@ -83,7 +83,9 @@ class A2C:
         if self.config.n_steps < 1:
             raise ConfigError("n_steps must be at least 1.")
         if self.config.normalize_advantage and self.config.n_steps * self.spec.rows < 2:
-            raise ConfigError("n_steps × n_envs = 1: an advantage cannot be standardised alone. Use n_steps=2.")
+            raise ConfigError(
+                "n_steps × n_envs = 1: an advantage cannot be standardised alone. Use n_steps=2."
+            )
         return []
 
     def _rule(self) -> Any:
@@ -121,9 +123,7 @@ class A2C:
         values = policy.value(c, state.nets, state.moments, policy.seen(rollout))
         nexts = policy.next_values(c, state.nets, state.moments, rollout, values)
         ends = (rollout.terminated, rollout.truncated)
-        advantage = gae(
-            reward, values, nexts, *ends, c.gamma, c.gae_lambda, rollout.mask, rollout.elapsed
-        )
+        advantage = gae(reward, values, nexts, *ends, c.gamma, c.gae_lambda, rollout.mask, rollout.elapsed)
         flat, unravel = ravel_pytree(state.nets)
         gradient, metrics = jax.grad(loss, has_aux=True)(
             state.nets, c, state.moments, rollout, advantage, advantage + values
@@ -133,7 +133,9 @@ class A2C:
         )
         if rollout.mask is not None:  # a rollout without a decision changes nothing
             some = jnp.any(rollout.mask)
-            new = jax.tree.map(lambda a, b: jnp.where(some, a, b), new, optim.Step(flat, state.optimiser, new.norm))
+            new = jax.tree.map(
+                lambda a, b: jnp.where(some, a, b), new, optim.Step(flat, state.optimiser, new.norm)
+            )
         metrics |= {
             "train/grad_norm": new.norm,
             "train/explained_variance": explained_variance(values, advantage + values, rollout.mask),

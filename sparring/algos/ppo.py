@@ -160,7 +160,11 @@ class PPO:
 
         def epoch(carry: Progress, chosen: Epoch) -> tuple[Progress, tuple[Any, Array]]:
             parts = chosen.gather((samples, returns))
-            return jax.lax.scan(minibatch, carry, (parts, chosen.valid))
+            if parts[1].shape[0] > 1:
+                return jax.lax.scan(minibatch, carry, (parts, chosen.valid))
+            return minibatch(
+                carry, jax.tree.map(lambda x: x[0], (parts, chosen.valid))
+            )  # a loop of one costs copies
 
         def minibatch(carry: Progress, now: tuple[Any, Array | None]) -> tuple[Progress, tuple[Any, Array]]:
             part, valid = now
@@ -170,7 +174,12 @@ class PPO:
                     unravel(carry.flat), c, state.moments, *part, valid
                 )
                 flat, optimiser, metrics["train/grad_norm"] = optim.apply(
-                    rule, carry.flat, carry.optimiser, ravel_pytree(gradient)[0], c.learning_rate, c.max_grad_norm
+                    rule,
+                    carry.flat,
+                    carry.optimiser,
+                    ravel_pytree(gradient)[0],
+                    c.learning_rate,
+                    c.max_grad_norm,
                 )
                 new = Progress(flat, optimiser, carry.stopped)
                 if c.target_kl is not None:
@@ -230,8 +239,10 @@ class PPO:
             advantage if c.normalize_advantage != "batch" else standardise(advantage, rollout.mask),
             values,
         )
-        flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), (samples, advantage + values, rollout.mask))
-        return flat  # type: ignore[no-any-return]
+        flat = jax.tree.map(
+            lambda x: x.reshape((-1, *x.shape[2:])), (samples, advantage + values, rollout.mask)
+        )
+        return flat
 
     def _describe(
         self, c: PPOConfig, samples: Sample, returns: Array, mask: Array | None, updates: Array

@@ -135,7 +135,12 @@ class REINFORCE:
         def learn() -> tuple[optim.Step, dict[str, Array]]:
             gradient, metrics = jax.grad(loss, has_aux=True)(state.nets, c, state.moments, episodes, returns)
             new = optim.apply(
-                self._rule(), flat, state.optimiser, ravel_pytree(gradient)[0], c.learning_rate, c.max_grad_norm
+                self._rule(),
+                flat,
+                state.optimiser,
+                ravel_pytree(gradient)[0],
+                c.learning_rate,
+                c.max_grad_norm,
             )
             return new, metrics
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ import numpy as np
 from sparring import actor
 from sparring.drivers import loop
 from sparring.drivers.loop import Learner
+from sparring.drivers.platform import compile_seconds
 from sparring.envs import batched
 from sparring.envs.api import JaxEnv
 from sparring.envs.batched import BatchedState
@@ -109,14 +109,17 @@ class Fused:
         self.rows = rows
         self.seeds = seeds
         self.iteration = 0
-        self.compile_seconds = 0.0
+        self._compiled_before = compile_seconds()
         self._program: Any = None
         self._unroll = unroll
         self._stacked = len(seeds) > 1 and jax.default_backend() != "cpu"
         self._keys = [jax.random.key(seed) for seed in seeds]
-        began = time.perf_counter()
         self.worlds = [start(self.algo, env, rows, window, key) for key in self._keys]
-        self.compile_seconds += time.perf_counter() - began
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent compiling since this driver was made."""
+        return compile_seconds() - self._compiled_before
 
     @property
     def steps_per_iteration(self) -> int:
@@ -131,7 +134,7 @@ class Fused:
         first, count = jnp.int32(self.iteration), jnp.int32(iterations)
 
         def one(index: int) -> tuple[World, Metrics]:
-            return jax.block_until_ready(  # type: ignore[no-any-return]
+            return jax.block_until_ready(
                 self._program(self.algo, self.worlds[index], self._keys[index], first, count)
             )
 
@@ -153,20 +156,18 @@ class Fused:
         return [{name: np.asarray(x)[:iterations] for name, x in trace.items()} for trace in traces]
 
     def _compile(self) -> None:
-        began = time.perf_counter()
         program = partial(run, self.env, self._unroll)
         if self._stacked:
-            program = jax.vmap(program, in_axes=(None, 0, 0, None, None))  # type: ignore[assignment]
+            program = jax.vmap(program, in_axes=(None, 0, 0, None, None))
             world = jax.tree.map(lambda *x: jnp.stack(x), *self.worlds)
             arguments = (self.algo, world, jnp.stack(self._keys), jnp.int32(0), jnp.int32(1))
         else:
             arguments = (self.algo, self.worlds[0], self._keys[0], jnp.int32(0), jnp.int32(1))
         self._program = jax.jit(program, donate_argnums=1).lower(*arguments).compile()
-        self.compile_seconds += time.perf_counter() - began
 
     def reschedule(self, horizon: float) -> None:
         """Changes the number of iterations over which schedules run; nothing is recompiled."""
-        self.algo = replace(self.algo, horizon=jnp.float32(horizon))  # type: ignore[type-var]
+        self.algo = replace(self.algo, horizon=jnp.float32(horizon))
 
     def state(self, index: int = 0) -> World:
         """Everything that one seed's run has changed."""

@@ -15,7 +15,7 @@ import numpy as np
 from sparring import actor
 from sparring.drivers import loop
 from sparring.drivers.loop import Learner
-from sparring.drivers.platform import prepare
+from sparring.drivers.platform import compile_seconds, prepare
 from sparring.envs.api import HostEnv
 from sparring.envs.batched import BatchedState, JaxHost
 from sparring.ops import keys
@@ -32,8 +32,8 @@ class Situation(NamedTuple):
     env: BatchedState | None
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _stream(key: Key, iteration: jax.Array, base: None, tag: int, steps: int) -> jax.Array:
+@partial(jax.jit, static_argnums=(2, 3))
+def _stream(key: Key, iteration: jax.Array, tag: int, steps: int) -> jax.Array:
     return jax.random.key_data(keys.per_step(key, iteration, tag, steps))
 
 
@@ -64,21 +64,25 @@ class Host:
         self.rows = env.spec.rows
         self.seeds = (seed,)
         self.iteration = 0
-        self.compile_seconds = 0.0
         self.on_step = on_step
         self.seconds = {"env": 0.0, "act": 0.0, "update": 0.0}
         self._key = jax.random.key(seed)
         self._seed = seed
         self._none_lost = np.zeros(self.rows, bool)
+        self._news: list[str] = []
         self._treedef: Any = None
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
-        began = time.perf_counter()
+        self._compiled_before = compile_seconds()
         timestep = self._reset()
         self.actor = jax.tree.map(np.asarray, actor.start(self.algo, timestep))
         self._buffers, self._bins = self._allocate(timestep)
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
         self.learner = loop.start(self.algo, self._key, example, window)
-        self.compile_seconds += time.perf_counter() - began
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent compiling since this driver was made."""
+        return compile_seconds() - self._compiled_before
 
     @property
     def steps_per_iteration(self) -> int:
@@ -91,18 +95,13 @@ class Host:
         return [{name: np.stack([np.asarray(t[name]) for t in traces]) for name in traces[0]}]
 
     def _iterate(self) -> Metrics:
-        fresh = self.iteration == 0 or self._treedef is None
-        began = time.perf_counter()
         self._collect()
         collected = time.perf_counter()
         self.learner, metrics = _learn(
             self.algo, self.learner, self._rollout(), self._key, np.int32(self.iteration)
         )
         metrics = jax.block_until_ready(metrics)
-        ended = time.perf_counter()
-        self.seconds["update"] += ended - collected
-        if fresh:  # the first iteration compiles
-            self.compile_seconds += ended - began
+        self.seconds["update"] += time.perf_counter() - collected
         self.iteration += 1
         return metrics
 
@@ -110,14 +109,13 @@ class Host:
         """Fills the buffers with one rollout."""
         steps = self.algo.plan.rollout
         acting = self._acting()
-        stream = np.asarray(_stream(self._key, np.int32(self.iteration), None, keys.ACT, steps))
         outside = isinstance(self.env, JaxHost)
-        env_keys = _stream(self._key, np.int32(self.iteration), None, keys.ENV, steps) if outside else None
+        env_keys = _stream(self._key, np.int32(self.iteration), keys.ENV, steps) if outside else None
         bins, clock, seconds, state = self._bins, time.perf_counter, self.seconds, self.actor
         loses = self._buffers.mask is not None
         for t in range(steps):
             began = clock()
-            action, extras, carry = acting(state, stream[t])
+            action, extras, carry = acting(state)
             action = np.asarray(action)
             acted = clock()
             if env_keys is None:
@@ -144,8 +142,8 @@ class Host:
             return self._buffers
         return self._buffers._replace(mask=None)
 
-    def _acting(self) -> Callable[[ActorState, np.ndarray], tuple[Any, Any, Any]]:
-        """The compiled act of this iteration's weights.
+    def _acting(self) -> Callable[[ActorState], tuple[Any, Any, Any]]:
+        """The compiled act of this iteration's weights; each call takes the next step's key.
 
         Weights travel as a plain list: flattening Equinox modules in Python would cost more than acting.
         """
@@ -156,11 +154,12 @@ class Host:
             self._floats = jax.tree.leaves(algo)
             self._remembers = bool(jax.tree.leaves(self.actor.carry))
         weights = self._policy(algo, train)
+        stream = iter(np.asarray(_stream(self._key, np.int32(self.iteration), keys.ACT, algo.plan.rollout)))
         compiled, floats, remembers = self._act, self._floats, self._remembers
 
-        def acting(state: ActorState, key: np.ndarray) -> tuple[Any, Any, Any]:
+        def acting(state: ActorState) -> tuple[Any, Any, Any]:
             first = state.first if remembers else None
-            return compiled(floats, weights, state.obs, first, state.carry, state.legal, key)  # type: ignore[no-any-return]
+            return compiled(floats, weights, state.obs, first, state.carry, state.legal, next(stream))
 
         return acting
 
@@ -172,7 +171,7 @@ class Host:
     def _allocate(self, timestep: TimeStep) -> tuple[Transition, list[np.ndarray]]:
         """Numpy arrays [T, B, …] for a rollout, and their leaves."""
         steps = self.algo.plan.rollout
-        if self._loses(timestep):
+        if self.env.may_lose:
             timestep = timestep._replace(lost=self._none_lost)
 
         def record(algo: Algorithm, train: Any, state: ActorState, timestep: TimeStep) -> Transition:
@@ -183,9 +182,6 @@ class Host:
         shapes = jax.eval_shape(record, self.algo, train, self.actor, timestep)
         buffers = jax.tree.map(lambda s: np.zeros((steps, *s.shape), s.dtype), shapes)
         return buffers, jax.tree.leaves(buffers)
-
-    def _loses(self, timestep: TimeStep) -> bool:
-        return timestep.lost is not None or bool(getattr(self.env, "may_lose", False))
 
     def reschedule(self, horizon: float) -> None:
         """Changes the number of iterations over which schedules run; nothing is recompiled."""
@@ -209,15 +205,38 @@ class Host:
         return None if isinstance(self.env, JaxHost) else self.env.snapshot()
 
     def restore_world(self, snapshot: dict[str, np.ndarray], index: int = 0) -> None:
-        """Puts the world outside back to where the snapshot was taken."""
-        self.env.restore(snapshot, self._seed)
+        """Puts the world outside back to where the snapshot was taken; rows that cannot be start anew."""
+        if isinstance(self.env, JaxHost):
+            return  # its state came with the rest
+        if snapshot:
+            timestep = self.env.restore(snapshot, self._seed)
+            lost = self._none_lost if timestep.lost is None else timestep.lost
+        else:
+            timestep = self.env.reset(
+                self._seed + 1_000_003 * (self.iteration + 1)
+            )  # not the old episodes again
+            lost = ~self._none_lost
+            self._news.append(
+                f"{self.env.spec.id} cannot be put back to where it was: its episodes start anew. "
+                "Learning continues, but not bit for bit."
+            )
+        self.actor = self.actor._replace(
+            obs=timestep.obs, legal=timestep.legal, first=self.actor.first | lost
+        )
+        episodes = self.learner.episodes
+        self.learner = self.learner._replace(
+            episodes=episodes._replace(
+                total=jnp.where(lost, 0.0, episodes.total), length=jnp.where(lost, 0, episodes.length)
+            )
+        )
 
     def train_state(self, index: int = 0) -> Any:
         return self.learner.train
 
     def events(self) -> list[str]:
         """What happened in the world outside that a user should know."""
-        return self.env.events()
+        news, self._news = self._news, []
+        return news + self.env.events()
 
     def close(self) -> None:
         self.env.close()

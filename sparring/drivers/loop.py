@@ -21,8 +21,9 @@ class Driver(Protocol):
     algo: Any
     seeds: tuple[int, ...]
     iteration: int
-    compile_seconds: float
 
+    @property
+    def compile_seconds(self) -> float: ...
     @property
     def steps_per_iteration(self) -> int: ...
     def advance(self, iterations: int) -> list[dict[str, np.ndarray]]: ...
@@ -52,7 +53,7 @@ def start(algo: Algorithm, key: Key, example: Transition, window: int) -> Learne
         episodes = actor.start_episodes(example.reward.shape[1], window)
         return Learner(train, algo.replay.init(example), episodes)
 
-    return jax.jit(fresh, compiler_options=once_options())(algo, key)  # type: ignore[no-any-return]
+    return jax.jit(fresh, compiler_options=once_options())(algo, key)
 
 
 def learn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import jax
@@ -18,11 +19,19 @@ def once_options() -> dict[str, Any] | None:
     return ONCE if jax.default_backend() == "cpu" else None
 
 
-def prepare(device: str = "auto") -> None:
-    """Chooses the device and makes small CPU calls synchronous, which halves the cost of acting.
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
-    Without effect on settings that jax has already fixed by starting its backend.
+
+def prepare(device: str = "auto", large: bool = False) -> None:
+    """Chooses the device and makes small CPU calls cheap.
+
+    They run synchronously, which halves the cost of acting, and on the calling thread: handing the kernels
+    of a small network to a pool costs more than computing them. `large` networks (images) keep the pool. Without
+    effect on what jax has already fixed by starting its backend, and on a choice made in XLA_FLAGS.
     """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if not large and "xla_cpu_multi_thread_eigen" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {ONE_THREAD}".strip()
     if device not in ("auto", "cpu", "cuda", "gpu", "tpu"):
         raise ConfigError(f"device must be auto, cpu or cuda, got {device!r}.")
     if device == "cpu":
@@ -30,12 +39,28 @@ def prepare(device: str = "auto") -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device in ("cuda", "gpu") and jax.default_backend() == "cpu":
         raise ConfigError(
-            "device='cuda' was asked for, but jax sees no GPU. Install it with: pip install 'sparring[cuda]', "
-            "or use device='cpu'."
+            "device='cuda' was asked for, but jax sees no GPU. Install it with: "
+            "pip install 'sparring[cuda]', or use device='cpu'."
         )
 
 
-def visible_cores() -> int:
-    """Cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+_compiling: list[tuple[float, float]] = []
+"""When this process traced, lowered or compiled: disjoint intervals in order of time."""
+
+
+def _note_compilation(event: str, duration_secs: float, **_: str | int) -> None:
+    if not event.startswith("/jax/core/compile/"):
+        return
+    end = time.perf_counter()
+    start = end - duration_secs
+    while _compiling and _compiling[-1][1] > start:  # an outer trace ends after the inner ones it contains
+        start = min(start, _compiling.pop()[0])
+    _compiling.append((start, end))
+
+
+def compile_seconds() -> float:
+    """Seconds that this process has spent compiling so far."""
+    return sum(end - start for start, end in _compiling)
+
+
+jax.monitoring.register_event_duration_secs_listener(_note_compilation)

@@ -46,6 +46,11 @@ class HostEnv(Protocol):
     @property
     def spec(self) -> EnvSpec: ...
 
+    @property
+    def may_lose(self) -> bool:
+        """Whether a step may come back with `lost` rows."""
+        ...
+
     def reset(self, seed: int) -> TimeStep:
         """Starts all rows; reward is 0 and `next_obs` equals `obs`."""
         ...

@@ -128,6 +128,8 @@ class JaxHost:
 
     backend_reason = "a JAX environment is stepped by one compiled call"
 
+    may_lose = False
+
     def __init__(self, env: JaxEnv, rows: int) -> None:
         if rows < 1:
             raise EnvironmentFailure(f"An environment needs at least one row, not {rows}; set n_envs >= 1.")

@@ -312,7 +312,7 @@ def _check_ranges(spec: EnvSpec, run: Trajectory) -> Iterator[Finding]:
             "advice",
             f"rewards reach {np.abs(rewards).max():.4g}",
             "large returns make the value loss dominate",
-            "normalise rewards: --set norm_reward=true",
+            "normalise rewards: --set normalize_reward=true",
         )
     for name, part in _boxes(spec.observation):
         if part.dtype == "uint8":
@@ -325,7 +325,7 @@ def _check_ranges(spec: EnvSpec, run: Trajectory) -> Iterator[Finding]:
                 "advice",
                 f"{where} reach {size:.4g}",
                 "networks learn slowly from large inputs",
-                "normalise observations: --set norm_obs=true",
+                "normalise observations: --set normalize_obs=true",
             )
     if isinstance(spec.action, Box) and not spec.action.bounded:
         yield Finding(

@@ -27,6 +27,7 @@ class GymRows:
     """B Gymnasium environments stepped one after the other, as one host environment."""
 
     backend_reason = "asked for"
+    may_lose = False
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sparring.envs import files
 from sparring.errors import ConfigError, EnvironmentFailure, MissingExtra, UnknownName, nearest
+from sparring.reference import is_reference, load
 
 Backend: TypeAlias = Literal["auto", "inline", "workers"]
 
@@ -137,7 +137,7 @@ def _by_name(name: str, options: _Options) -> Any:
         return EnvPoolRows(
             name.removeprefix("envpool:"), options.rows, time_limit=options.time_limit, **options.kwargs
         )
-    if files.is_reference(name):
+    if is_reference(name):
         return _from_file(name, options)
     return _from_gymnasium(name.removeprefix("gym:"), options, forced=name.startswith("gym:"))
 
@@ -188,7 +188,7 @@ def _from_gymnasium(env_id: str, options: _Options, *, forced: bool) -> Any:
 
 
 def _from_file(reference: str, options: _Options) -> Any:
-    found = files.load(reference)
+    found = load(reference)
     if not callable(found) or (hasattr(found, "step") and not isinstance(found, type)):
         return make(found, n_envs=options.rows, time_limit=options.time_limit)
     try:

@@ -15,7 +15,6 @@ from typing import Any
 
 import gymnasium
 
-from sparring.envs import files
 from sparring.errors import (
     ConfigError,
     EnvironmentFailure,
@@ -25,6 +24,7 @@ from sparring.errors import (
     missing_extra,
     nearest,
 )
+from sparring.reference import load
 
 # What an import error mentions, and the extra that brings it.
 EXTRAS = (
@@ -112,7 +112,7 @@ class InFile:
         return self.reference
 
     def __call__(self) -> Any:
-        return files.load(self.reference)(**self.kwargs)
+        return load(self.reference)(**self.kwargs)
 
 
 @dataclass(frozen=True)

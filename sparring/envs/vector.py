@@ -48,6 +48,7 @@ class VectorRows:
         self._stack = stacker(env.single_observation_space)
         self._resetting = np.zeros(self._spec.rows, bool)
         self._open = False
+        self.may_lose = self.autoreset_mode == "NEXT_STEP" or str(self.autoreset_mode).endswith("NEXT_STEP")
         self.last_infos: Any = {}
 
     @property

@@ -76,6 +76,7 @@ class WorkerRows:
     """Rows spread over supervised processes; the same trajectories as `GymRows` for the same seed."""
 
     backend_reason = "asked for"
+    may_lose = True
 
     def __init__(
         self,

@@ -117,6 +117,7 @@ class Player:
         self._behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
         self._key = key
         self._t = 0
+        self._carry: Any = None
         self.state: ActorState | None = None
 
     def act(self, timestep: TimeStep) -> np.ndarray:

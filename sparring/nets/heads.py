@@ -92,7 +92,9 @@ def codec(
             raise ConfigError(f"squash needs a Box action space, this one is {space}.")
         return Codec(space, space)
     if (bins or squash) and not space.bounded:
-        raise SpaceMismatch("action_bins and squash need a Box whose bounds are finite; this one is unbounded.")
+        raise SpaceMismatch(
+            "action_bins and squash need a Box whose bounds are finite; this one is unbounded."
+        )
     if not bins:
         return Codec(space, Box((space.size,)), squash)
     sizes = bins * space.size if len(bins) == 1 else bins

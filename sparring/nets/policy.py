@@ -100,8 +100,8 @@ class Nets(eqx.Module):
     def features(self, obs: Obs) -> tuple[Array, Array]:
         """Features for policy and value."""
         shown = self.actor.torso(obs)
-        own = self.critic is not None and self.critic.torso is not None
-        return shown, self.critic.torso(obs) if own else shown  # type: ignore[union-attr]
+        own = None if self.critic is None else self.critic.torso
+        return shown, shown if own is None else own(obs)
 
     def value(self, obs: Obs) -> Float[Array, "*N"]:
         assert self.critic is not None
@@ -187,10 +187,6 @@ def start_carry(spec: EnvSpec, config: PolicyConfig, rows: int) -> Carry:
 
 
 def _features(spec: EnvSpec, config: PolicyConfig) -> int:
-    return build_outputs(spec, config)
-
-
-def build_outputs(spec: EnvSpec, config: PolicyConfig) -> int:
     """Length of the feature vector that the torso hands on."""
     nets = jax.eval_shape(lambda: build(spec, config, jax.random.key(0), critic=False))
     return int(nets.actor.torso.outputs)
@@ -261,7 +257,11 @@ def value(config: PolicyConfig, nets: Nets, moments: Moments | None, obs: Obs) -
 
 
 def next_values(
-    config: PolicyConfig, nets: Nets, moments: Moments | None, rollout: Transition, values: Float[Array, "T B"]
+    config: PolicyConfig,
+    nets: Nets,
+    moments: Moments | None,
+    rollout: Transition,
+    values: Float[Array, "T B"],
 ) -> Float[Array, "T B"]:
     """V(next_obs) of every step of a rollout.
 
@@ -271,7 +271,9 @@ def next_values(
     last = jax.tree.map(lambda x: x[-1:], seen_next(rollout))
     shifted = jnp.concatenate([values[1:], value(config, nets, moments, last)])
     cut = rollout.truncated
-    if rollout.mask is not None:  # what follows the last decision of a row is padding, not its next observation
+    if (
+        rollout.mask is not None
+    ):  # what follows the last decision of a row is padding, not its next observation
         cut = cut | jnp.concatenate([~rollout.mask[1:], jnp.zeros_like(rollout.mask[:1])])
     return jax.lax.cond(
         jnp.any(cut),

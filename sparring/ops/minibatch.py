@@ -18,7 +18,7 @@ class Epoch(NamedTuple):
     `index` is None when one minibatch is the whole rollout in its own order; `valid` is None when all count.
     """
 
-    index: Int[Array, "n b"] | None
+    index: Int[Array, "n b"] | None  # type: ignore[assignment]
     valid: Bool[Array, "n b"] | None
 
     def gather(self, data: Any) -> Any:

@@ -68,9 +68,11 @@ def monte_carlo(
 def explained_variance(
     prediction: Array, target: Array, mask: Bool[Array, "..."] | None = None
 ) -> Float[Array, ""]:
-    """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 is a constant, below 0 is worse; NaN-free."""
+    """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 no better than a constant; 0 if flat."""
     spread = masked_var(target, mask)
-    return jnp.where(spread > 0, 1.0 - masked_var(target - prediction, mask) / jnp.where(spread > 0, spread, 1.0), 0.0)
+    return jnp.where(
+        spread > 0, 1.0 - masked_var(target - prediction, mask) / jnp.where(spread > 0, spread, 1.0), 0.0
+    )
 
 
 def masked_mean(x: Array, mask: Array | None) -> Array:

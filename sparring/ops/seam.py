@@ -33,6 +33,6 @@ def block(function: Callable[P, R]) -> Callable[P, R]:
 
         leaves, tree = jax.tree.flatten((args, kwargs))
         with set_xla_metadata(inlineable="false"):
-            return jax.jit(inside)(*leaves)  # type: ignore[no-any-return]
+            return jax.jit(inside)(*leaves)
 
     return outside

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 class Moments(NamedTuple):
     """Count, mean and sum of squared deviations, per entry of a tree of arrays."""
 
-    count: Float[Array, ""]
+    count: Float[Array, ""]  # type: ignore[assignment]
     mean: PyTree
     m2: PyTree
 
@@ -49,7 +49,7 @@ def absorb(moments: Moments, data: PyTree, mask: Array | None = None) -> Moments
 
     means, spreads = jax.tree.leaves(moments.mean), jax.tree.leaves(moments.m2)
     merged = [merge(a, b, x) for a, b, x in zip(means, spreads, jax.tree.leaves(data), strict=True)]
-    tree = jax.tree.structure(moments.mean)
+    tree: Any = jax.tree.structure(moments.mean)
     return Moments(total, tree.unflatten([m for m, _ in merged]), tree.unflatten([s for _, s in merged]))
 
 

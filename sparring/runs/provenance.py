@@ -36,7 +36,7 @@ def provenance() -> dict[str, Any]:
         "cpu": _processor(),
         "cores": visible_cores(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "x64": bool(jax.config.read("jax_enable_x64")),  # type: ignore[no-untyped-call]
+        "x64": bool(jax.config.read("jax_enable_x64")),
     }
 
 

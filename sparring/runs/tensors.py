@@ -73,7 +73,7 @@ def decode(data: bytes, name: str) -> dict[str, np.ndarray]:
 
     kinds = {code: dtype for dtype, code in CODES.items()}
     try:
-        parts: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
+        parts: list[tuple[str, dict[str, Any]]] = deserialize(data)
         return {
             key: np.frombuffer(part["data"], dtype_named(kinds[part["dtype"]])).reshape(part["shape"])
             for key, part in parts

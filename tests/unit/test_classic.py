@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -35,21 +36,6 @@ def original(env: Any, seed: int) -> Any:
     return unwrapped
 
 
-def one_step(env: Any) -> Any:
-    def step(state: Any, action: Any) -> Any:
-        after, outcome = env.step(state, action, jax.random.key(0))
-        return env.observe(after), outcome, after
-
-    return jax.jit(step)
-
-
-def gym_step(env: Any, action: Any) -> Any:
-    with Quiet():
-        obs, reward, terminated, truncated, _ = env.step(action)
-    assert not truncated
-    return np.asarray(obs), float(reward), terminated
-
-
 class Quiet:
     """Gymnasium warns about steps after the end, which these tests take on purpose."""
 
@@ -61,44 +47,64 @@ class Quiet:
         gymnasium.logger.min_level = self._level
 
 
+class Played(NamedTuple):
+    """A random run of Gymnasium's environment; the state is the one before the step."""
+
+    state: np.ndarray
+    action: np.ndarray
+    obs: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+
+
+def play(env: Any, seed: int, dtype: Any, *, restart: bool) -> Played:
+    """500 steps; after an end either a new start or simply on."""
+    world, steps = original(env, seed), []
+    with Quiet():
+        for _ in range(STEPS):
+            state = np.array(world.state, np.float64)
+            action = np.asarray(world.action_space.sample())
+            action = action.astype(dtype) if action.dtype == np.float32 else action
+            obs, reward, terminated, truncated, _ = world.step(action)
+            assert not truncated
+            steps.append((state, action, np.array(obs), float(reward), terminated))
+            if terminated and restart:
+                world.reset(seed=seed + len(steps))
+    return Played(*(np.stack(column) for column in zip(*steps, strict=True)))
+
+
+def one_step(env: Any, state: Any, action: Any) -> Any:
+    after, outcome = env.step(state, action, jax.random.key(0))
+    return after, (env.observe(after), outcome)
+
+
 @by_env
 @by_seed
 def test_one_step_from_the_same_state_agrees_in_float32(env: Any, seed: int) -> None:
-    world, step = original(env, seed), one_step(env)
-    for _ in range(STEPS):
-        state = state_type(env)(*np.asarray(world.state, np.float32))
-        action = world.action_space.sample()
-        obs, outcome, _ = step(state, jnp.asarray(action))
-        assert obs.dtype == jnp.float32
-        assert outcome.reward.dtype == jnp.float32
-        expected_obs, expected_reward, terminated = gym_step(world, action)
-        np.testing.assert_allclose(obs, expected_obs, atol=1e-5, rtol=1e-6)
-        if terminated and not isinstance(env, MountainCar | MountainCarContinuous):
-            assert bool(outcome.terminated)
-            world.reset(seed=seed + 1)
-            continue
-        assert bool(outcome.terminated) == terminated
-        np.testing.assert_allclose(outcome.reward, expected_reward, atol=1e-5, rtol=1e-6)
+    played = play(env, seed, np.float32, restart=True)
+    states = state_type(env)(*played.state.astype(np.float32).T)
+    _, (obs, outcome) = jax.jit(jax.vmap(partial(one_step, env)))(states, played.action)
+    assert obs.dtype == outcome.reward.dtype == jnp.float32
+    np.testing.assert_allclose(obs, played.obs, atol=1e-5, rtol=1e-6)
+    np.testing.assert_allclose(outcome.reward, played.reward, atol=1e-5, rtol=1e-6)
+    np.testing.assert_array_equal(outcome.terminated, played.terminated)
+    assert not outcome.truncated.any()
 
 
 @by_env
 @by_seed
 def test_500_steps_from_the_same_start_agree_in_float64(env: Any, seed: int) -> None:
+    # A float32 action would make Gymnasium itself round parts of its step to float32.
+    played = play(env, seed, np.float64, restart=False)
     with jax.enable_x64(True):
-        world, step = original(env, seed), one_step(env)
-        state = state_type(env)(*(jnp.asarray(v, jnp.float64) for v in world.state))
-        ended = False
-        for _ in range(STEPS):
-            # A float32 action would make Gymnasium itself round parts of its step to float32.
-            action = np.asarray(world.action_space.sample())
-            action = action.astype(np.float64) if action.dtype == np.float32 else action
-            obs, outcome, state = step(state, jnp.asarray(action))
-            expected_obs, expected_reward, terminated = gym_step(world, action)
-            np.testing.assert_allclose(obs, expected_obs, atol=1e-5, rtol=1e-6)
-            assert bool(outcome.terminated) == terminated
-            if not ended:  # Gymnasium's CartPole pays nothing after the end
-                np.testing.assert_allclose(outcome.reward, expected_reward, atol=1e-5, rtol=1e-6)
-            ended = ended or terminated
+        start = state_type(env)(*(jnp.asarray(value) for value in played.state[0]))
+        _, (obs, outcome) = jax.jit(partial(jax.lax.scan, partial(one_step, env)))(start, played.action)
+        assert obs.dtype == outcome.reward.dtype == jnp.float64
+        np.testing.assert_allclose(obs, played.obs, atol=1e-5, rtol=1e-6)
+        np.testing.assert_array_equal(outcome.terminated, played.terminated)
+        # Gymnasium's CartPole pays nothing after the end, where no step belongs to an episode.
+        before = np.cumsum(played.terminated) - played.terminated == 0
+        np.testing.assert_allclose(outcome.reward[before], played.reward[before], atol=1e-5, rtol=1e-6)
 
 
 @by_env
@@ -106,7 +112,7 @@ def test_the_start_is_drawn_from_gymnasiums_range(env: Any) -> None:
     states = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 4000))
     ours = np.stack([np.asarray(v) for v in states], -1)
     world = original(env, 0)
-    theirs = np.stack([world.reset(seed=s)[0] is not None and np.asarray(world.state) for s in range(2000)])
+    theirs = np.stack([(world.reset(seed=s), np.asarray(world.state))[1] for s in range(2000)])
     spread = theirs.max(0) - theirs.min(0)
     np.testing.assert_allclose(ours.min(0), theirs.min(0), atol=0.01 * spread.max() + 1e-9)
     np.testing.assert_allclose(ours.max(0), theirs.max(0), atol=0.01 * spread.max() + 1e-9)

@@ -59,7 +59,7 @@ def test_fifty_faults_are_survived() -> None:
     first = rows.reset(3)
     reference = GymRows([InFile(f"{OWN}:Faulty")] * 5)
     faults, best = 0, {kind: float("inf") for kind in KINDS}
-    for round_ in range(9):
+    for round_ in range(8):
         for _ in range(2):
             good = rows.step(acted(OK, OK, OK, OK, OK))
             assert good.lost is None
@@ -80,12 +80,12 @@ def test_fifty_faults_are_survived() -> None:
             (event,) = [event for event in events if f"(row {row} of" in event]
             assert SAYS[int(kind)] in event
         pids += [process.pid for process in rows.processes]
-    for row, kind in enumerate(KINDS):  # one at a time, to time the replacement
+    for row, kind in 2 * list(enumerate(KINDS)):  # one at a time, to time the replacement
         action = acted(OK, OK, OK, OK, OK)
         action[row] = kind
         begun = time.monotonic()
         result = rows.step(action)
-        best[kind] = time.monotonic() - begun
+        best[kind] = min(best[kind], time.monotonic() - begun)
         faults += 1
         assert result.lost is not None
         assert np.flatnonzero(result.lost).tolist() == [row]

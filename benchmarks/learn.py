@@ -1,0 +1,133 @@
+"""Learning results over seeds: every row × seed is one process and one JSON file, skipped when it exists.
+
+    python benchmarks/learn.py [--row NAME] [--jobs 2]
+
+A row that was interrupted resumes from its checkpoint. `benchmarks/report.py` writes docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "docs" / "results" / "learn"
+EPISODES = 100
+EVAL_SEED = 10_000
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    """What is learned: see learn.toml."""
+    return tomllib.loads((HERE / "learn.toml").read_text())
+
+
+def one(name: str, seed: int, out: Path, scratch: Path) -> None:
+    """Trains one seed of one row, evaluates its final policy on fresh seeds, and writes the result."""
+    from sparring import launch
+    from sparring.envs import registry
+    from sparring.metrics import sqlite
+    from sparring.model import Agent
+    from sparring.runs import directory
+
+    row = rows()[name]
+    values = {"eval_freq": -1, "n_eval_episodes": 1, **row.get("set", {})}
+    plan = launch.plan(row["algorithm"], row["env"], (seed,), values=values)
+    folder = scratch / f"{name}-{seed}"
+    if not folder.is_dir():
+        launch.train(plan, run_dir=folder)
+    elif directory.find(folder).read_status().state != "finished":
+        launch.resume(directory.find(folder))
+    run = directory.find(folder)
+    agent = Agent.load(folder / "artefact")
+    env = registry.make(row["env"], n_envs=10, kwargs=plan.env_kwargs, backend="inline")
+    scores = {
+        kind: agent.evaluate(env, EPISODES, EVAL_SEED + seed, deterministic=kind == "deterministic")
+        for kind in ("deterministic", "stochastic")
+    }
+    import jax
+
+    result = {
+        "row": name,
+        "seed": seed,
+        "algorithm": row["algorithm"],
+        "env": row["env"],
+        "steps": run.read_status().steps,
+        "train_seconds": sqlite.last(run.metrics, "time/time_elapsed") if run.metrics.exists() else None,
+        **{k: {**e.as_json(), "returns": e.returns.tolist()} for k, e in scores.items()},
+        "versions": {"jax": jax.__version__, "python": platform.python_version()},
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "settings": values,
+    }
+    temporary = out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result) + "\n")
+    temporary.replace(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--row", action="append", help="only these rows")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--scratch", type=Path, default=HERE.parent / "runs" / "learn")
+    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, metavar=("ROW", "SEED"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {arguments.core})
+    if arguments.one:
+        name, seed = arguments.one[0], int(arguments.one[1])
+        one(name, seed, arguments.out / f"sparring-{name}-{seed}.json", arguments.scratch)
+        return
+    known = rows()
+    for name in arguments.row or []:
+        if name not in known:
+            sys.exit(f"There is no row {name!r}. Known: {', '.join(known)}")
+    chosen = arguments.row or list(known)
+    todo = [
+        (name, seed)
+        for name in chosen
+        for seed in range(known[name].get("seeds", 5))
+        if not (arguments.out / f"sparring-{name}-{seed}.json").exists()
+    ]
+    print(f"{len(todo)} results to learn, {arguments.jobs} at a time", flush=True)
+
+    cores: SimpleQueue[int] = (
+        SimpleQueue()
+    )  # one core for each process: thread pools sized to it do not clash
+    for slot in range(arguments.jobs):
+        cores.put(slot % (os.cpu_count() or 1))
+
+    def run(job: tuple[str, int]) -> None:
+        name, seed = job
+        core = cores.get()
+        command = [sys.executable, __file__, "--one", name, str(seed), "--out", str(arguments.out)]
+        log = arguments.scratch / f"{name}-{seed}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        with log.open("a") as stream:
+            command += ["--scratch", str(arguments.scratch), "--core", str(core)]
+            code = subprocess.run(
+                command, stdout=stream, stderr=stream, env=environment, check=False
+            ).returncode
+        cores.put(core)
+        print(f"{name} seed {seed}: {'done' if code == 0 else f'FAILED, see {log}'}", flush=True)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(run, todo))
+
+
+if __name__ == "__main__":
+    main()

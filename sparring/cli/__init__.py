@@ -1,0 +1,1 @@
+"""The command line: one module per verb; nothing here imports jax before a verb needs it."""

@@ -1,0 +1,109 @@
+"""Arguments: argparse whose mistakes are errors of ours, with the nearest name offered."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from sparring.errors import SparringError, nearest
+
+
+class UsageError(SparringError):
+    """A command line that cannot be read."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A verb's parser; every verb takes --json."""
+
+    def __init__(self, verb: str, summary: str, examples: Sequence[str] = ()) -> None:
+        shown = "\n".join(f"  sparring {line}" for line in examples)
+        super().__init__(
+            prog=f"sparring {verb}",
+            description=summary,
+            epilog=f"examples:\n{shown}" if shown else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument(
+            "--json", action="store_true", help="print the result as one JSON object, last on stdout"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Argparse's message with the nearest option, as an error that the command line shows."""
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        hint = nearest(unknown.group(1), self._option_string_actions) if unknown else ""
+        message = message[:1].upper() + message[1:]
+        raise UsageError(f"{message}.{hint} See: {self.prog} --help")
+
+    def run_argument(self) -> None:
+        """The RUN that most verbs take."""
+        self.add_argument("run", metavar="RUN", help="path or name of a run, or `last`")
+        self.add_argument(
+            "--trust-code", action="store_true", help="run Python files that lie inside the run's own folder"
+        )
+
+    def acting_arguments(self, episodes: int, seed: int = 0) -> None:
+        """How a trained agent is shown."""
+        self.add_argument(
+            "--episodes", type=positive, default=episodes, metavar="N", help=f"episodes (default {episodes})"
+        )
+        self.add_argument("--seed", type=whole, default=seed, metavar="S", help=f"seed (default {seed})")
+        self.add_argument(
+            "--stochastic", action="store_true", help="sample actions instead of taking the best"
+        )
+        self.add_argument(
+            "--best", action="store_true", help="the agent with the best evaluation, not the last"
+        )
+
+
+def whole(text: str) -> int:
+    """A whole number; `1e6` and `100_000` are some."""
+    try:
+        value = float(text.replace("_", ""))
+        if value == int(value):
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    value = whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+    return value
+
+
+def spread_assignments(arguments: Sequence[str]) -> list[str]:
+    """`--set a=1 b=2` as `--set a=1 --set b=2`, so that what follows an assignment is not swallowed."""
+    spread: list[str] = []
+    assigning = False
+    for argument in arguments:
+        if assigning and "=" in argument and not argument.startswith("-") and spread[-1] != "--set":
+            spread.append("--set")
+        assigning = argument == "--set" or (assigning and "=" in argument and not argument.startswith("-"))
+        spread.append(argument)
+    return spread
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Where a run's settings come from, besides its defaults."""
+    parser.add_argument("--config", metavar="FILE", help="settings from a TOML file")
+    parser.add_argument(
+        "--set",
+        dest="assignments",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="one setting; repeatable",
+    )
+    parser.add_argument(
+        "--no-preset", action="store_true", help="library defaults instead of the tuned preset"
+    )
+
+
+Options = Any
+"""What argparse returns."""

@@ -1,0 +1,229 @@
+"""SB3's arguments in our words: policies, policy_kwargs and environments become settings and worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sparring.common.gym_space import gym_space
+from sparring.errors import ConfigError, nearest
+
+__all__ = ["Given", "config_values", "gym_space", "unwrap"]
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "MlpPolicy": {"network": "auto"},
+    "CnnPolicy": {"network": "cnn", "pi": (), "vf": ()},  # as SB3: nothing between NatureCNN and the heads
+    "MultiInputPolicy": {"network": "auto"},
+}
+LATER = ("GruPolicy", "LstmPolicy", "MlpLstmPolicy", "CnnLstmPolicy", "S5Policy", "TransformerPolicy")
+ACTIVATIONS = {
+    "relu": "relu",
+    "tanh": "tanh",
+    "elu": "elu",
+    "gelu": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "leakyrelu": "leaky_relu",
+    "leaky_relu": "leaky_relu",
+    "sigmoid": "sigmoid",
+    "identity": "identity",
+}
+EXTRACTORS = {"NatureCNN": "cnn", "FlattenExtractor": "mlp", "CombinedExtractor": "auto"}
+OWN_NETWORK = (
+    "write the network as a JAX torso in a file and pass network='file.py:Name' to the algorithm (see docs)"
+)
+
+
+def config_values(
+    policy: Any, policy_kwargs: Mapping[str, Any] | None, settings: Mapping[str, Any], algorithm: str = "ppo"
+) -> dict[str, Any]:
+    """The configuration that SB3's policy, policy_kwargs and settings mean."""
+    values = _policy(policy)
+    optimiser: dict[str, Any] = {}
+    for name, value in (policy_kwargs or {}).items():
+        if name not in KEYWORDS:
+            raise ConfigError(f"policy_kwargs has no {name!r} here.{nearest(name, KEYWORDS)}")
+        (optimiser if name.startswith("optimizer_") else values).update(KEYWORDS[name](value, algorithm))
+    return values | dict(settings) | optimiser  # an optimiser in policy_kwargs wins, as in SB3
+
+
+def _policy(policy: Any) -> dict[str, Any]:
+    if not isinstance(policy, str):
+        raise ConfigError(
+            f"A policy class ({getattr(policy, '__name__', type(policy).__name__)}) cannot be used, because "
+            f"torch modules do not run here. Pass 'MlpPolicy', 'CnnPolicy' or 'MultiInputPolicy', shape it "
+            f"with policy_kwargs, or {OWN_NETWORK}."
+        )
+    if policy in LATER:
+        raise ConfigError(
+            f"{policy!r} is not available yet. Pass 'MlpPolicy' and frame_stack=4 for a short memory."
+        )
+    if policy not in POLICIES:
+        raise ConfigError(
+            f"There is no policy {policy!r}.{nearest(policy, POLICIES)} Known: {', '.join(POLICIES)}."
+        )
+    return dict(POLICIES[policy])
+
+
+# -- policy_kwargs ---------------------------------------------------------------------------------------
+
+
+def _net_arch(value: Any, algorithm: str) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        unknown = set(value) - {"pi", "vf"}
+        if unknown:
+            raise ConfigError(f"net_arch has the parts 'pi' and 'vf', not {sorted(unknown)[0]!r}.")
+        return {"pi": tuple(value.get("pi", ())), "vf": tuple(value.get("vf", ()))}
+    sizes = list(value)
+    if not all(isinstance(size, int) for size in sizes):
+        raise ConfigError(
+            f"net_arch={value!r}: layers shared by policy and value do not exist any more. Use a list of "
+            "sizes, or dict(pi=[…], vf=[…])."
+        )
+    return {"pi": tuple(sizes), "vf": tuple(sizes)}
+
+
+def _activation(value: Any, algorithm: str) -> dict[str, Any]:
+    name = value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+    if name.lower() not in ACTIVATIONS:
+        raise ConfigError(
+            f"activation_fn={name} is not available.{nearest(name, ACTIVATIONS)} Known: ReLU, Tanh, ELU, "
+            "GELU, SiLU, LeakyReLU, Sigmoid."
+        )
+    return {"activation": ACTIVATIONS[name.lower()]}
+
+
+def _optimizer_class(value: Any, algorithm: str) -> dict[str, Any]:
+    name = getattr(value, "__name__", str(value))
+    if algorithm == "a2c" and name in ("Adam", "RMSprop", "RMSpropTFLike"):
+        return {"use_rms_prop": name != "Adam"}
+    if algorithm != "a2c" and name == "Adam":
+        return {}
+    raise ConfigError(
+        f"optimizer_class={name} is not available: PPO and REINFORCE use Adam, A2C RMSProp or, with "
+        "use_rms_prop=False, Adam. Leave it out."
+    )
+
+
+def _optimizer_kwargs(value: Any, algorithm: str) -> dict[str, Any]:
+    given = {k: v for k, v in dict(value).items() if not (k == "weight_decay" and v == 0)}
+    eps = given.pop("eps", None)
+    if given:
+        raise ConfigError(
+            f"optimizer_kwargs: {sorted(given)[0]!r} cannot be set; only eps can. Leave the others out."
+        )
+    return {} if eps is None else {"rms_prop_eps" if algorithm == "a2c" else "adam_eps": eps}
+
+
+def _extractor(value: Any, algorithm: str) -> dict[str, Any]:
+    name = getattr(value, "__name__", str(value))
+    if name not in EXTRACTORS:
+        raise ConfigError(
+            f"features_extractor_class={name} is a torch module, which does not run here: {OWN_NETWORK}."
+        )
+    return {"network": EXTRACTORS[name]}
+
+
+def _extractor_kwargs(value: Any, algorithm: str) -> dict[str, Any]:
+    usual = {"features_dim": 512, "normalized_image": False}
+    given = {name: x for name, x in dict(value or {}).items() if usual.get(name, ...) != x}
+    if given:
+        raise ConfigError(
+            f"features_extractor_kwargs: {sorted(given)[0]!r} cannot be set; the image network is NatureCNN "
+            f"with 512 features. For another one {OWN_NETWORK}."
+        )
+    return {}
+
+
+def _only(name: str, wanted: bool, instead: str) -> Callable[[Any, str], dict[str, Any]]:
+    """A keyword that exists with one value only."""
+
+    def check(value: Any, algorithm: str) -> dict[str, Any]:
+        if value is not wanted:
+            raise ConfigError(f"policy_kwargs: {name}={value!r} is not available; {instead}.")
+        return {}
+
+    return check
+
+
+def _named(ours: str) -> Callable[[Any, str], dict[str, Any]]:
+    return lambda value, algorithm: {ours: value}
+
+
+KEYWORDS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
+    "net_arch": _net_arch,
+    "activation_fn": _activation,
+    "ortho_init": _named("ortho_init"),
+    "log_std_init": _named("log_std_init"),
+    "squash_output": _named("squash"),
+    "share_features_extractor": _named("share_features"),
+    "optimizer_class": _optimizer_class,
+    "optimizer_kwargs": _optimizer_kwargs,
+    "features_extractor_class": _extractor,
+    "features_extractor_kwargs": _extractor_kwargs,
+    "full_std": _only("full_std", True, "gSDE always learns one deviation per feature and action"),
+    "use_expln": _only("use_expln", False, "deviations are exp of a parameter; leave it out"),
+    "normalize_images": _only(
+        "normalize_images",
+        True,
+        "pixels are always divided by 255; scale them in the environment before that",
+    ),
+}
+
+
+# -- environments ----------------------------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """An environment as the user gave it, taken apart."""
+
+    world: Any
+    """what a driver steps: a JaxEnv or a HostEnv; None when there is no environment"""
+    rows: int
+    config: dict[str, Any]
+    """settings that wrappers stand for"""
+    venv: Any = None
+    """the vector environment, when one was given"""
+
+
+def unwrap(env: Any, rows: int = 1) -> Given:
+    """The world behind whatever a script passes as `env`, and the settings its wrappers stand for."""
+    from sparring.envs import registry
+
+    if env is None:
+        return Given(None, rows, {})
+    _refuse_sb3(env)
+    if _comes_from(env, "sparring.common.vec_env"):
+        return _unwrap_vec(env)
+    world = registry.make(env, n_envs=rows)
+    return Given(world, rows if registry.is_jax(world) else world.spec.rows, {})
+
+
+def _unwrap_vec(env: Any) -> Given:
+    from sparring.common.vec_env.base import layers
+    from sparring.common.vec_env.host import HostVecEnv
+    from sparring.common.vec_env.normalize import VecNormalize
+    from sparring.common.vec_env.rows import VecRows
+
+    parts = layers(env)
+    markers = [part for part in parts if isinstance(part, VecNormalize)]
+    if len(markers) > 1:
+        raise ConfigError("The environment is wrapped in VecNormalize twice; once is enough.")
+    config = markers[0].settings() if markers else {}
+    others = [part for part in parts[:-1] if not isinstance(part, VecNormalize)]
+    if not others and isinstance(parts[-1], HostVecEnv):
+        return Given(parts[-1].world, env.num_envs, config, env)
+    return Given(VecRows(env), env.num_envs, config, env)
+
+
+def _refuse_sb3(env: Any) -> None:
+    if _comes_from(env, "stable_baselines3"):
+        raise ConfigError(
+            f"{type(env).__name__} belongs to Stable-Baselines3, which runs on torch. Import the same name "
+            "from sparring.common.vec_env (or sparring.common.env_util, sparring.common.monitor) instead."
+        )
+
+
+def _comes_from(thing: Any, package: str) -> bool:
+    """Whether an object's class or one it inherits from lives there; imports nothing to find out."""
+    return any(f"{base.__module__}.".startswith(f"{package}.") for base in type(thing).__mro__)

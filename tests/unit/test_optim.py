@@ -1,0 +1,66 @@
+"""Optimisers equal their published recursions, and a clip by norm is a clip by norm."""
+
+from __future__ import annotations
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparring.ops import optim
+
+GRADIENT = hnp.arrays(np.float32, (6,), elements=st.floats(-1000, 1000, width=32))
+PASS = optax.identity()
+step = jax.jit(optim.apply, static_argnums=0)
+
+
+@given(GRADIENT, st.floats(2**-7, 10, width=32))
+def test_the_clipped_gradients_norm_is_bounded_and_its_direction_kept(gradient, bound):
+    new = step(PASS, jnp.zeros(6), PASS.init(jnp.zeros(6)), jnp.asarray(gradient), 1.0, bound)
+    moved, norm = -np.asarray(new.params, np.float64), np.linalg.norm(gradient.astype(np.float64))
+    assert np.linalg.norm(moved) <= bound * (1 + 1e-5)
+    assert float(new.norm) == pytest.approx(norm, rel=1e-4, abs=1e-20)
+    if norm < bound * 0.99:
+        np.testing.assert_allclose(moved, gradient, rtol=1e-6)
+    else:
+        np.testing.assert_allclose(moved * norm, gradient * np.linalg.norm(moved), rtol=1e-2, atol=1e-2)
+
+
+def test_no_bound_leaves_the_gradient_alone():
+    gradient = jnp.array([300.0, -400.0])
+    new = optim.apply(PASS, jnp.zeros(2), PASS.init(jnp.zeros(2)), gradient, 1.0, None)
+    np.testing.assert_array_equal(new.params, -gradient)
+    assert float(new.norm) == 500.0
+
+
+def run(name: optim.Name, eps: float, gradients: np.ndarray, rate: float) -> np.ndarray:
+    rule = optim.transform(name, eps)
+    params, state = jnp.zeros(gradients.shape[1]), rule.init(jnp.zeros(gradients.shape[1]))
+    for gradient in gradients:
+        params, state, _ = step(rule, params, state, jnp.asarray(gradient, jnp.float32), rate, None)
+    return np.asarray(params)
+
+
+GRADIENTS = np.random.default_rng(0).normal(size=(25, 4))
+
+
+def test_rmsprop_is_torchs():
+    """v ← α v + (1-α) g²; θ ← θ - lr g / (√v + ε), with v = 0 at first."""
+    params, v = np.zeros(4), np.zeros(4)
+    for g in GRADIENTS:
+        v = 0.99 * v + 0.01 * g * g
+        params -= 7e-4 * g / (np.sqrt(v) + 1e-5)
+    np.testing.assert_allclose(run("rmsprop", 1e-5, GRADIENTS, 7e-4), params, rtol=1e-4, atol=1e-7)
+
+
+def test_adam_is_the_papers():
+    """Kingma and Ba (2015), algorithm 1."""
+    params, m, v = np.zeros(4), np.zeros(4), np.zeros(4)
+    for t, g in enumerate(GRADIENTS, start=1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        params -= 3e-4 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-5)
+    np.testing.assert_allclose(run("adam", 1e-5, GRADIENTS, 3e-4), params, rtol=1e-4, atol=1e-7)
