@@ -94,9 +94,7 @@ def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
         return (jnp.where(over_t, 0.0, total), jnp.where(over_t, 0, length)), (total, length)
 
     inputs = (rollout.reward, over, mask, steps)
-    (total, length), (totals, lengths) = jax.lax.scan(
-        step, (episodes.total, episodes.length), inputs, unroll=8
-    )
+    (total, length), (totals, lengths) = jax.lax.scan(step, (episodes.total, episodes.length), inputs)
     # Ended rows take the next places of the ring in order of time; of more than fit, the last ones.
     counts = (over & mask).reshape(-1)
     rank = jnp.cumsum(counts, dtype=jnp.int32)

@@ -89,7 +89,6 @@ def assemble(
     A JAX environment runs fused, unless `host` is set; anything else runs on the host driver. Without an
     `eval_env` one is made where it can be; False makes none.
     """
-    prepare(device)
     options: dict[str, Any] = {
         "kwargs": env_kwargs,
         "time_limit": settings.time_limit,
@@ -97,6 +96,8 @@ def assemble(
         "deadline": settings.worker_deadline,
     }
     world = registry.make(env, n_envs=settings.n_envs, **options)
+    images = any(isinstance(s, spaces.Box) and s.is_image for _, s in spaces.parts(world.spec.observation))
+    prepare(device, large=images)
     jaxy = registry.is_jax(world)
     rows = settings.n_envs if jaxy else world.spec.rows
     settings = dataclasses.replace(settings, n_envs=rows, n_eval_episodes=eval_episodes(settings, jaxy))

@@ -98,6 +98,11 @@ class EnvSpec:
     """Whether the environment says which actions are legal."""
 
 
+def parts(space: Space) -> tuple[tuple[str, Space], ...]:
+    """The named leaves of a space; a single space has one leaf with the empty name."""
+    return space.parts if isinstance(space, Dict) else (("", space),)
+
+
 def event_shape(space: Space) -> tuple[int, ...]:
     """The shape of one array that belongs to the space."""
     match space:

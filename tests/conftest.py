@@ -65,6 +65,17 @@ def agent(name: str, env: Any, rows: int, horizon: float = 100.0, **settings: An
     return cls(replace(env.spec, rows=rows), cls.Config(**{**TINY[name], **settings}), horizon)
 
 
+def quick(function: Callable[..., Any], **options: Any) -> Any:
+    """The function compiled without optimisation, for programs that run once or twice."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **options)
+
+
+def made_up(shapes: Any, seed: int = 0) -> Any:
+    """Arrays of these shapes with random numbers, without compiling an initialiser."""
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: jax.device_put(random.normal(0, 0.5, s.shape).astype(s.dtype)), shapes)
+
+
 def experience(algo: Any, state: Any, steps: int = 7, seed: int = 0) -> Any:
     """A made-up rollout of Box observations with the log-probabilities of the networks that acted."""
     import jax.numpy as jnp
@@ -78,7 +89,7 @@ def experience(algo: Any, state: Any, steps: int = 7, seed: int = 0) -> Any:
     obs = random.normal(size=(*shape, *event_shape(algo.spec.observation))).astype(np.float32)
     codec = policy.action_codec(algo.spec, algo.config)
 
-    @jax.jit
+    @quick
     def decide(state: Any, obs: Any) -> Any:
         chosen, _ = policy.evaluate(algo.config, state.nets, state.moments, obs, None)
         sample = chosen.sample(jax.random.key(seed))

@@ -140,7 +140,7 @@ class A2C:
             "train/grad_norm": new.norm,
             "train/explained_variance": explained_variance(values, advantage + values, rollout.mask),
             "train/learning_rate": jnp.asarray(c.learning_rate),
-            "train/n_updates": jnp.ones((), jnp.int32),
+            "train/n_updates": state.iteration + 1,
         }
         return state._replace(nets=unravel(new.params), optimiser=new.state), Report(metrics)
 

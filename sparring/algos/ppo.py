@@ -198,7 +198,8 @@ class PPO:
         plan = epochs(key, c.n_epochs, returns.shape[0], c.batch_size, mask)
         end, (traces, ran) = jax.lax.scan(epoch, start, plan, length=c.n_epochs)
         metrics = {name: masked_mean(trace, ran) for name, trace in traces.items()}
-        metrics |= self._describe(c, samples, returns, mask, jnp.sum(ran))
+        metrics |= self._describe(c, samples, returns, mask)
+        metrics["train/n_updates"] = (state.iteration + 1) * c.n_epochs  # as SB3 counts: epochs, not steps
         nets = unravel(end.flat)
         if nets.actor.head.log_std is not None and not hasattr(nets.actor.head.log_std, "weight"):
             metrics["train/std"] = jnp.mean(jnp.exp(nets.actor.head.log_std))
@@ -244,14 +245,11 @@ class PPO:
         )
         return flat
 
-    def _describe(
-        self, c: PPOConfig, samples: Sample, returns: Array, mask: Array | None, updates: Array
-    ) -> dict[str, Any]:
+    def _describe(self, c: PPOConfig, samples: Sample, returns: Array, mask: Array | None) -> dict[str, Any]:
         return {
             "train/explained_variance": explained_variance(samples.value, returns, mask),
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/clip_range": jnp.asarray(c.clip_range),
-            "train/n_updates": updates,
         }
 
 

@@ -154,7 +154,7 @@ class REINFORCE:
             "train/grad_norm": new.norm,
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/transitions": jnp.sum(episodes.mask),
-            "train/n_updates": finished.astype(jnp.int32),
+            "train/n_updates": new.state.count,
         }
         return state._replace(nets=unravel(new.params), optimiser=new.state), Report(metrics)
 

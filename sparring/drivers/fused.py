@@ -49,8 +49,9 @@ def collect(
         record = actor.transition(state, action, extras, timestep)
         return (actor.observe(state, memory, timestep), env_state), record
 
-    streams = tuple(keys.per_step(key, iteration, tag, steps) for tag in (keys.ACT, keys.ENV))
-    (state, env_state), rollout = jax.lax.scan(step, (world.actor, world.env), streams, unroll=unroll)
+    act_keys, env_keys = keys.per_step(key, iteration, (keys.ACT, keys.ENV), steps)
+    start = (world.actor, world.env)
+    (state, env_state), rollout = jax.lax.scan(step, start, (act_keys, env_keys), unroll=unroll)
     return state, env_state, rollout
 
 

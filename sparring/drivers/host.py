@@ -34,7 +34,7 @@ class Situation(NamedTuple):
 
 @partial(jax.jit, static_argnums=(2, 3))
 def _stream(key: Key, iteration: jax.Array, tag: int, steps: int) -> jax.Array:
-    return jax.random.key_data(keys.per_step(key, iteration, tag, steps))
+    return jax.random.key_data(keys.per_step(key, iteration, (tag,), steps)[0])
 
 
 @partial(jax.jit, donate_argnums=1)

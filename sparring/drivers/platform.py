@@ -26,8 +26,8 @@ def prepare(device: str = "auto", large: bool = False) -> None:
     """Chooses the device and makes small CPU calls cheap.
 
     They run synchronously, which halves the cost of acting, and on the calling thread: handing the kernels
-    of a small network to a pool costs more than computing them. `large` networks (images) keep the pool. Without
-    effect on what jax has already fixed by starting its backend, and on a choice made in XLA_FLAGS.
+    of a small network to a pool costs more than computing them. `large` networks (images) keep the pool.
+    Without effect on what jax has already fixed by starting its backend, and on a choice made in XLA_FLAGS.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     if not large and "xla_cpu_multi_thread_eigen" not in flags:

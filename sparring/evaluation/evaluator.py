@@ -65,17 +65,18 @@ def evaluate(
     """Episodes of a policy; in a host environment every row plays its fair share of them."""
     key = keys.once(jax.random.key(seed), keys.EVALUATION)
     if isinstance(env, JaxEnv):
-        returns, lengths = _fused(env, episodes, deterministic)(algo, weights, key)
+        greedy = np.full(episodes, deterministic)  # data, so that one program serves both kinds
+        returns, lengths = _play(env, algo, weights, greedy, key)
         return Evaluation(np.asarray(returns), np.asarray(lengths), deterministic)
     return _hosted(algo, weights, env, episodes, seed + SEED_OFFSET, key, deterministic)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=0)
 def _play(
-    env: JaxEnv, rows: int, deterministic: bool, algo: Algorithm, weights: Any, key: Key
+    env: JaxEnv, algo: Algorithm, weights: Any, greedy: jax.Array, key: Key
 ) -> tuple[jax.Array, jax.Array]:
     """Every row's first episode, all rows together."""
-    behaviour = Behaviour(greedy=jnp.ones(rows, bool) if deterministic else None)
+    rows, behaviour = greedy.shape[0], Behaviour(greedy=greedy)
     reset_key, act_key, env_key = (jax.random.fold_in(key, tag) for tag in (keys.RESET, keys.ACT, keys.ENV))
     env_state, timestep = batched.reset(env, reset_key, rows)
     longest = env.spec.time_limit or LONGEST
@@ -104,17 +105,13 @@ def _play(
     return total, length
 
 
-def _fused(env: JaxEnv, episodes: int, deterministic: bool) -> Any:
-    return partial(_play, env, episodes, deterministic)
-
-
 class Player:
     """A policy that acts for the rows of a host environment, one jitted call per step."""
 
     def __init__(self, algo: Algorithm, weights: Any, rows: int, deterministic: bool, key: Key) -> None:
         self._algo = algo
         self._weights = weights
-        self._behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
+        self._behaviour = Behaviour(greedy=np.full(rows, deterministic))
         self._key = key
         self._t = 0
         self._carry: Any = None

@@ -14,11 +14,11 @@ from sparring.config import Schedulable, configuration
 from sparring.nets.custom import custom_torso
 from sparring.nets.heads import Codec, Head, codec
 from sparring.nets.layers import MLP, Dense
-from sparring.nets.torso import Torso, parts
+from sparring.nets.torso import Torso
 from sparring.ops import statistics
 from sparring.ops.distributions import Distribution
 from sparring.ops.statistics import Moments
-from sparring.spaces import Box, EnvSpec, Space, zeros
+from sparring.spaces import Box, EnvSpec, Space, parts, zeros
 from sparring.types import Behaviour, Key, Obs, Transition, View
 
 
@@ -367,7 +367,7 @@ def absorb_rewards(
         total = jnp.where(mask_t, running * gamma + reward_t, running)
         return jnp.where(ended_t, 0.0, total), total
 
-    running, totals = jax.lax.scan(step, stats.running, (reward, ended, mask), unroll=8)
+    running, totals = jax.lax.scan(step, stats.running, (reward, ended, mask))
     return RewardStats(statistics.absorb(stats.moments, totals, rollout.mask), running)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sparring.nets.layers import NatureCNN
-from sparring.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from sparring.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, parts
 from sparring.types import Obs
 
 
@@ -54,11 +54,6 @@ class Torso(eqx.Module):
             else:
                 features.append(_flat(part, x, self.frames))
         return features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
-
-
-def parts(space: Space) -> tuple[tuple[str, Space], ...]:
-    """The named leaves of a space; a single space has one leaf with the empty name."""
-    return space.parts if isinstance(space, Dict) else (("", space),)
 
 
 def width(space: Space) -> int:

@@ -25,10 +25,11 @@ def consumer(key: Key, iteration: jax.Array | int, tag: int) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, iteration), tag)
 
 
-def per_step(key: Key, iteration: jax.Array | int, tag: int, steps: int) -> Key:
-    """The keys of one consumer for every step of an iteration, in one call: [T]."""
-    base = consumer(key, iteration, tag)
-    return jax.vmap(lambda t: jax.random.fold_in(base, t))(jnp.arange(steps))
+def per_step(key: Key, iteration: jax.Array | int, tags: tuple[int, ...], steps: int) -> Key:
+    """The keys of some consumers for every step of an iteration, in one call: [len(tags), T]."""
+    base = jax.random.fold_in(key, iteration)
+    each = jax.vmap(lambda tag: jax.random.fold_in(base, tag))(jnp.asarray(tags))
+    return jax.vmap(lambda k: jax.vmap(lambda t: jax.random.fold_in(k, t))(jnp.arange(steps)))(each)
 
 
 def once(key: Key, tag: int) -> Key:

@@ -38,7 +38,7 @@ def gae(
         advantage = delta_t + trace_t * later
         return advantage, advantage
 
-    _, advantage = jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, trace), reverse=True, unroll=8)
+    _, advantage = jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, trace), reverse=True)
     return advantage
 
 
@@ -61,7 +61,7 @@ def monte_carlo(
         total = reward_t + discount_t * later
         return total, total
 
-    _, returns = jax.lax.scan(back, jnp.zeros_like(reward[0]), (reward, discount), reverse=True, unroll=8)
+    _, returns = jax.lax.scan(back, jnp.zeros_like(reward[0]), (reward, discount), reverse=True)
     return returns
 
 

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import agent, train
+from conftest import agent, quick, train
 
 from sparring import actor
-from sparring.drivers.platform import ONCE
 from sparring.envs import probes
 from sparring.types import ActorState, Behaviour
 
@@ -37,7 +36,7 @@ def learn(name: str, env: Any, **settings: Any) -> tuple[Any, Any]:
     """The algorithm and its state after training on a probe."""
     kind, own, iterations = LEARNERS[name]
     algo = agent(kind, env, ROWS, float(iterations), pi=(16,), vf=(16,), **{**own, **settings})
-    program = jax.jit(partial(train, env=env, iterations=iterations), compiler_options=ONCE)
+    program = quick(partial(train, env=env, iterations=iterations))
     return algo, program(algo, key=jax.random.key(0)).learner.train
 
 
@@ -46,7 +45,7 @@ def drawn(algo: Any, state: Any, obs: Any, legal: Any = None, greedy: bool = Fal
     many = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], DRAWS, axis=0), (obs, legal))
     seat = ActorState(many[0], jnp.ones(DRAWS, bool), algo.carry(DRAWS), many[1])
     behaviour = Behaviour(greedy=jnp.full(DRAWS, greedy))
-    act = jax.jit(actor.act, compiler_options=ONCE)
+    act = quick(actor.act)
     return np.asarray(act(algo, algo.policy(state), seat, behaviour, jax.random.key(1))[0])
 
 

@@ -12,15 +12,11 @@ from parity_cases import fused, host, unequal
 SAVED, MORE = 5, 8
 DRIVERS = {"fused": fused, "host": host}
 CASE = "everything"
-SLOW_UNLESS = ("ppo", "fused")
+RUNS = [(name, driver) for name in ALGORITHMS for driver in DRIVERS]
+pytestmark = pytest.mark.slow
 
 
-def runs() -> list[Any]:
-    pairs = [(name, driver) for name in ALGORITHMS for driver in DRIVERS]
-    return [p if p == SLOW_UNLESS else pytest.param(p, marks=pytest.mark.slow) for p in pairs]
-
-
-@pytest.fixture(scope="module", params=runs(), ids="-".join)
+@pytest.fixture(scope="module", params=RUNS, ids="-".join)
 def story(request) -> dict[str, Any]:
     """A run's beginning, middle and end, and a second driver to continue it with."""
     name, kind = request.param

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import agent, experience
+from conftest import agent, experience, quick
 from jax.flatten_util import ravel_pytree
 
 from sparring.algos.a2c import A2C
@@ -27,14 +27,14 @@ def a2c(**settings: Any) -> A2C:
 @cache
 def start() -> tuple[Any, Any]:
     algo = a2c()
-    state = jax.jit(algo.init)(jax.random.key(0))
+    state = quick(algo.init)(jax.random.key(0))
     return state, experience(algo, state)
 
 
 def run(algo: A2C) -> tuple[Any, dict[str, Any]]:
     state, data = start()
     state = state._replace(optimiser=algo._rule().init(ravel_pytree(state.nets)[0]))
-    state, report = jax.jit(lambda a, s: a.update(s, Batch(data), jax.random.key(1)))(algo, state)
+    state, report = quick(lambda a, s: a.update(s, Batch(data), jax.random.key(1)))(algo, state)
     return state, jax.tree.map(np.asarray, report.metrics)
 
 
@@ -67,7 +67,7 @@ def plain_gradient(nets: Any, data: Any, gamma: float, standardised: bool) -> ja
             - 0.02 * entropy
         )
 
-    return ravel_pytree(jax.jit(jax.grad(objective))(nets))[0]
+    return ravel_pytree(quick(jax.grad(objective))(nets))[0]
 
 
 @pytest.mark.parametrize(("rms", "standardised"), [(True, False), (False, True)])

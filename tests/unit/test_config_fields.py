@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ALGORITHMS, agent, algorithm, train
+from conftest import ALGORITHMS, agent, algorithm, quick, train
 
 from sparring.config import Schedulable
-from sparring.drivers.platform import ONCE
 from sparring.envs.api import Outcome
 from sparring.envs.batched import WithTimeLimit
 from sparring.envs.probes import Drift, MultiplyContinuous
@@ -50,7 +51,7 @@ class Trial(NamedTuple):
     """A value other than the base's, where it matters: environment and settings on top of the base."""
 
     value: Any
-    given: dict[str, Any] = {}
+    given: Mapping[str, Any] = MappingProxyType({})
     env: Any = DRIFT
 
 
@@ -129,7 +130,7 @@ def pair(name: str, field: str) -> tuple[Any, Any, Any]:
     return trial.env, agent(name, trial.env, 2, **settings), agent(name, trial.env, 2, **with_it)
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=ONCE)
+@partial(quick, static_argnums=0)
 def outcome(env: Any, algo: Any, key: Any) -> Any:
     """The parameters after two iterations."""
     return jax.tree.leaves(train(algo, env, key).learner.train.nets)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import made_up
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
@@ -136,7 +137,9 @@ def test_impossible_codecs_are_refused_with_the_reason(space, settings, error, t
 
 def head(space, inputs: int = 5, **settings) -> Head:
     made = space if isinstance(space, Codec) else codec(space)
-    return Head(jax.random.key(0), inputs, made, None, **settings)
+    if settings:
+        return Head(jax.random.key(0), inputs, made, None, **settings)
+    return made_up(jax.eval_shape(lambda: Head(jax.random.key(0), inputs, made, None)))
 
 
 LATENT = jax.random.normal(jax.random.key(9), (4, 5))
@@ -235,7 +238,7 @@ SPEC = EnvSpec("t", Box((3,)), BOX, rows=6)
 
 @cache
 def networks(config: PolicyConfig, spec: EnvSpec):
-    return build(spec, config, jax.random.key(0))
+    return made_up(jax.eval_shape(lambda: build(spec, config, jax.random.key(0))))
 
 
 def decide(config: PolicyConfig, spec: EnvSpec = SPEC, legal=None, behaviour: Behaviour | None = None):

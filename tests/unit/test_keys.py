@@ -23,7 +23,7 @@ def test_every_consumer_iteration_step_and_seed_has_its_own_key():
         for tag in TAGS:
             drawn.append(bits(keys.once(key, tag)))
             for iteration in (0, 1):
-                drawn += [bits(k) for k in keys.per_step(key, iteration, tag, 3)]
+                drawn += [bits(k) for k in keys.per_step(key, iteration, (tag,), 3)[0]]
                 drawn.append(bits(keys.consumer(key, iteration, tag)))
     assert len(set(drawn)) == len(drawn)
 
@@ -34,8 +34,8 @@ def test_tags_are_distinct():
 
 def test_a_steps_key_does_not_depend_on_how_many_are_drawn_or_in_which_program():
     key = jax.random.key(5)
-    few, many = keys.per_step(key, 9, keys.ACT, 2), keys.per_step(key, 9, keys.ACT, 7)
-    traced = jax.jit(keys.per_step, static_argnums=(2, 3))(key, 9, keys.ACT, 7)
+    few, many = keys.per_step(key, 9, (keys.ACT,), 2)[0], keys.per_step(key, 9, (keys.ACT,), 7)[0]
+    traced = jax.jit(keys.per_step, static_argnums=(2, 3))(key, 9, (keys.ACT,), 7)[0]
     assert bits(few) == bits(many[:2])
     assert bits(traced) == bits(many)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import made_up
 
 from sparring.nets import policy
 from sparring.nets.policy import Behaviour, Choice, PolicyConfig, Weights
@@ -19,6 +20,10 @@ from sparring.types import Transition, View
 T, B = 7, 3
 PLAIN = PolicyConfig(pi=(4,), vf=(4,), ortho_init=False)
 SPEC = EnvSpec("t", Box((2,)), Discrete(3), rows=B)
+
+
+def build(*args: Any) -> Any:
+    return made_up(jax.eval_shape(lambda: policy.build(*args)))
 
 
 def rollout(frames: int = 1, mask: np.ndarray | None = None, seed: int = 0, **changes: Any) -> Transition:
@@ -61,7 +66,7 @@ def test_a_stack_pushes_the_newest_last_and_a_first_observation_fills_it():
 
 def test_acting_carries_the_stack_from_step_to_step():
     config = replace(PLAIN, frame_stack=3)
-    weights = Weights(policy.build(SPEC, config, jax.random.key(0)).actor, None)
+    weights = Weights(build(SPEC, config, jax.random.key(0)).actor, None)
     carry, seen = policy.start_carry(SPEC, config, B), []
     for t in range(4):
         view = View(jnp.full((B, 2), float(t)), None, jnp.array([t == 0, t in (0, 2), t == 0]))
@@ -94,7 +99,7 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_next_values_are_the_network_at_the_next_observation(name, frames):
     config, mask = replace(PLAIN, frame_stack=frames), MASKS[name]
-    nets = policy.build(SPEC, config, jax.random.key(0))
+    nets = build(SPEC, config, jax.random.key(0))
     data = rollout(frames, mask)
     if mask is not None:  # what lies in the padding is not the next observation of anything
         junk = jnp.where(jnp.asarray(mask)[..., None], data.obs, 1e3)
@@ -114,7 +119,7 @@ def test_next_values_without_a_cut_need_the_network_only_at_the_end():
     none = jnp.zeros((T, B), bool)
     data = rollout(truncated=none, terminated=none)
     data = data._replace(next_obs=jnp.concatenate([data.obs[1:], data.next_obs[-1:]]))
-    nets = policy.build(SPEC, PLAIN, jax.random.key(0))
+    nets = build(SPEC, PLAIN, jax.random.key(0))
     values = policy.value(PLAIN, nets, None, data.obs)
     got = policy.next_values(PLAIN, nets, None, data, values)
     np.testing.assert_array_equal(got[:-1], values[1:])
@@ -207,7 +212,7 @@ CONTINUOUS = EnvSpec("t", Box((2,)), Box((2,), -1.0, 1.0), rows=B)
 @pytest.mark.parametrize(("freq", "redraws"), [(-1, [0, 5]), (2, [0, 2, 4, 6]), (1, [0, 1, 2, 3, 4, 5, 6])])
 def test_gsde_draws_its_noise_every_so_many_steps_or_once_per_rollout(freq, redraws):
     config, length = replace(SDE, sde_sample_freq=freq), 5
-    weights = Weights(policy.build(CONTINUOUS, config, jax.random.key(0)).actor, None)
+    weights = Weights(build(CONTINUOUS, config, jax.random.key(0)).actor, None)
     act = jax.jit(
         lambda carry, key: policy.act(
             config, weights, carry, View(jnp.ones((B, 2))), Behaviour(), key, length
@@ -225,7 +230,7 @@ def test_gsde_draws_its_noise_every_so_many_steps_or_once_per_rollout(freq, redr
 
 def test_a_policy_without_hidden_layers_can_use_gsde():
     config = replace(SDE, pi=())
-    weights = Weights(policy.build(CONTINUOUS, config, jax.random.key(0)).actor, None)
+    weights = Weights(build(CONTINUOUS, config, jax.random.key(0)).actor, None)
     carry = policy.start_carry(CONTINUOUS, config, B)
     action, _, _ = policy.act(
         config, weights, carry, View(jnp.ones((B, 2))), Behaviour(), jax.random.key(1), T
@@ -236,7 +241,7 @@ def test_a_policy_without_hidden_layers_can_use_gsde():
 @pytest.mark.parametrize("share", [True, False])
 def test_evaluate_and_value_agree(share):
     config = replace(PLAIN, share_features=share)
-    nets = policy.build(SPEC, config, jax.random.key(0))
+    nets = build(SPEC, config, jax.random.key(0))
     obs = rollout().obs
     _, together = policy.evaluate(config, nets, None, obs, None)
     np.testing.assert_array_equal(together, policy.value(config, nets, None, obs))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ALGORITHMS, agent, differences, experience
+from conftest import ALGORITHMS, agent, differences, experience, quick
 
 from sparring.envs.probes import MultiplyContinuous
 from sparring.types import Algorithm, Batch
@@ -23,7 +23,7 @@ def setting(name: str) -> tuple[Any, Any, Any, Any]:
     algo = agent(
         name, MultiplyContinuous(), B, n_steps=T, normalize_obs=True, normalize_reward=True, ortho_init=False
     )
-    state = jax.jit(algo.init)(jax.random.key(0))
+    state = quick(algo.init)(jax.random.key(0))
 
     def iteration(state: Any, data: Any) -> Any:
         new, report = algo.update(state, Batch(data), jax.random.key(1))
@@ -32,7 +32,7 @@ def setting(name: str) -> tuple[Any, Any, Any, Any]:
     data = experience(algo, state)._replace(mask=jnp.asarray(MASK))
     last = np.array([6, 3, 0])
     ends = data.truncated.at[last, np.arange(B)].set(jnp.array([True, True, False]))
-    return algo, state, data._replace(truncated=ends), jax.jit(iteration)
+    return algo, state, data._replace(truncated=ends), quick(iteration)
 
 
 def filled(x: jax.Array, junk: float) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import agent, experience
+from conftest import agent, experience, quick
 from jax.flatten_util import ravel_pytree
 
 from sparring.algos.ppo import PPO, Sample, loss
@@ -31,11 +31,11 @@ def ppo(**settings: Any) -> PPO:
 @cache
 def start() -> tuple[Any, Any]:
     algo = ppo()
-    state = jax.jit(algo.init)(jax.random.key(0))
+    state = quick(algo.init)(jax.random.key(0))
     return state, experience(algo, state)
 
 
-@jax.jit
+@quick
 def update(algo: PPO, state: Any, data: Any, key: Any) -> Any:
     return algo.update(state, Batch(data), key)
 
@@ -88,11 +88,10 @@ def plain_loss(
     return -surrogate + 0.7 * ((returns - value) ** 2).mean() - 0.03 * entropy
 
 
-score = jax.jit(jax.value_and_grad(loss, has_aux=True))
+score = quick(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize("clip_vf", [None, 0.3])
-@pytest.mark.parametrize("kind", ["minibatch", "false"])
+@pytest.mark.parametrize(("kind", "clip_vf"), [("minibatch", 0.3), ("false", None)])
 def test_loss_and_gradient_are_the_papers(kind, clip_vf):
     (state, _), (samples, returns) = start(), minibatch()
     c = ppo(vf_coef=0.7, ent_coef=0.03, clip_range_vf=clip_vf, normalize_advantage=kind).config
@@ -100,7 +99,7 @@ def test_loss_and_gradient_are_the_papers(kind, clip_vf):
         plain_loss, samples=samples, returns=returns, clip_vf=clip_vf, standardised=kind == "minibatch"
     )
     (got, _), gradient = score(state.nets, c, None, samples, returns, None)
-    want, wanted = jax.jit(jax.value_and_grad(plain))(state.nets)
+    want, wanted = quick(jax.value_and_grad(plain))(state.nets)
     assert float(got) == pytest.approx(float(want), rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), gradient, wanted)
 
@@ -140,11 +139,11 @@ def test_minibatches_that_do_not_divide_are_a_plain_loop_over_their_transitions(
     got, metrics = run(algo)
     assert metrics["train/n_updates"] == -(-N // batch_size)
     c = algo.config
-    samples, returns, _ = jax.jit(algo._targets)(c, state, start()[1])
+    samples, returns, _ = quick(algo._targets)(c, state, start()[1])
     plan = epochs(key, 1, N, batch_size)
     flat, unravel = ravel_pytree(state.nets)
     rule, optimiser = optim.transform("adam", c.adam_eps), state.optimiser
-    step = jax.jit(partial(optim.apply, rule))
+    step = quick(partial(optim.apply, rule))
     for i, index in enumerate(plan.index[0]):
         chosen = index if plan.valid is None else index[np.asarray(plan.valid[0, i])]
         part = jax.tree.map(lambda x, chosen=chosen: x[chosen], (samples, returns))

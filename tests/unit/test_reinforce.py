@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import agent, differences, experience
+from conftest import agent, differences, experience, quick
 from jax.flatten_util import ravel_pytree
 
 from sparring.algos.reinforce import REINFORCE, loss
@@ -36,7 +36,7 @@ def plain_returns(data: Any, gamma: float) -> np.ndarray:
 @pytest.mark.parametrize(("baseline", "standardised"), [(True, True), (False, False)])
 def test_gradient_is_that_of_true_returns(baseline, standardised):
     algo = reinforce(baseline=baseline, normalize_advantage=standardised, ent_coef=0.02, gamma=0.9)
-    state = jax.jit(algo.init)(jax.random.key(0))
+    state = quick(algo.init)(jax.random.key(0))
     data = experience(algo, state)
     mask = np.ones((T, B), bool)
     mask[-2:] = False  # unfinished steps do not count
@@ -60,11 +60,11 @@ def test_gradient_is_that_of_true_returns(baseline, standardised):
         total = -(chosen * weight).mean() + 0.02 * (jnp.exp(log_p) * log_p).sum(-1).mean()
         return total + 0.5 * ((returns - value(nets))[mask] ** 2).mean() if baseline else total
 
-    wanted = ravel_pytree(jax.jit(jax.grad(objective))(state.nets))[0]
-    gradient = jax.jit(jax.grad(loss, has_aux=True))
+    wanted = ravel_pytree(quick(jax.grad(objective))(state.nets))[0]
+    gradient = quick(jax.grad(loss, has_aux=True))
     got, _ = gradient(state.nets, algo.config, None, data, jnp.asarray(returns, jnp.float32))
     np.testing.assert_allclose(ravel_pytree(got)[0], wanted, rtol=1e-3, atol=1e-5)
-    new, report = jax.jit(lambda s: algo.update(s, Batch(data), jax.random.key(1)))(state)
+    new, report = quick(lambda s: algo.update(s, Batch(data), jax.random.key(1)))(state)
     assert float(report.metrics["train/grad_norm"]) == pytest.approx(np.linalg.norm(wanted), rel=1e-3)
     assert int(report.metrics["train/transitions"]) == mask.sum()
     if baseline:
@@ -80,12 +80,12 @@ def test_without_a_baseline_there_is_no_critic():
 
 def test_an_episode_across_rollouts_is_learned_from_once_and_whole():
     algo, key = reinforce(), jax.random.key(0)
-    state = jax.jit(algo.init)(key)
+    state = quick(algo.init)(key)
     none = jnp.zeros((T, B), bool)
     data = experience(algo, state)._replace(terminated=none, truncated=none, first=none)
     ends = data._replace(terminated=none.at[2].set(True))
     learner = loop.start(algo, key, data, 10)
-    learn = jax.jit(loop.learn)
+    learn = quick(loop.learn)
     first, waiting = learn(algo, learner, data, key, 0)
     assert int(waiting["train/n_updates"]) == 0
     assert differences(first.train.nets, learner.train.nets) == []

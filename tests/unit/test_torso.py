@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import made_up
 
 from sparring.errors import ConfigError
 from sparring.nets.layers import ACTIVATIONS, MLP, Dense, NatureCNN, activation
@@ -69,7 +70,9 @@ def test_height_width_and_channels_of_every_layout(layout, channels):
 @pytest.fixture(scope="module")
 def torsos():
     def make(shape: tuple[int, ...], frames: int) -> Torso:
-        return Torso(jax.random.key(0), Box(shape, 0, 255, "uint8"), frames, None)
+        return made_up(
+            jax.eval_shape(lambda: Torso(jax.random.key(0), Box(shape, 0, 255, "uint8"), frames, None))
+        )
 
     return {(name, k): make(shape, k) for name, shape in IMAGES.items() for k in (1, 2)}
 
