@@ -1,6 +1,7 @@
 # make demo   sets everything up, trains PPO on CartPole until solved, evaluates it, films it
 # make test   sets everything up and runs all tests
 # make check  format, lint, types, import contracts, fast tests: what every commit must pass
+# make kills  fifty SIGKILLs of a run in training, each followed by a resume
 # make learn  learning results over seeds (ROW=name for one row); make bench  speed beside peers
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 CI ?=
 
-.PHONY: demo test check learn bench clean
+.PHONY: demo test check kills learn bench clean
 
 $(VENV)/.made:
 	@echo "Setting up $(VENV) …"
@@ -38,6 +39,9 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not wide' $(ARGS)
+
+kills: $(VENV)/.dev
+	SPARRING_KILLS=50 $(BIN)/python -m pytest tests/parity/test_resume.py -k kills
 
 learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learn.py $(if $(ROW),--row $(ROW))

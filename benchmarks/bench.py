@@ -1,8 +1,8 @@
 """Speed beside peers, in one run on the same cores: `make bench`.
 
 Builds the peers' environment (.venv-peers) when it is missing, runs every case several times with the systems
-taking turns, keeps all numbers in docs/results/bench.json and prints one table. Absolute times mean little on a
-shared machine; ratios of the same run are what counts. `benchmarks/report.py` writes docs/benchmarks.md.
+taking turns, keeps all numbers in docs/results/bench.json and prints one table. Absolute times mean little on
+a shared machine; ratios of the same run are what counts. `benchmarks/report.py` writes docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -194,14 +194,16 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
                 problems.append(str(error))
         raise ConfigError(problems[0])
     if origin is typing.Literal:
-        if isinstance(value, bool) and str(value).lower() in args:
-            value = str(value).lower()
+        if isinstance(value, bool) and "false" in args:  # SB3's booleans: off, or the first way of being on
+            value = args[0] if value else "false"
         if value not in args:
             raise ConfigError(f"{key} must be one of {', '.join(map(repr, args))}, got {value!r}.")
         return value
     if origin is tuple:
         if isinstance(value, (int, float, str)):
             value = (value,)
+        if not isinstance(value, (tuple, list)):
+            raise ConfigError(f"{key} must be a list, got {value!r}.")
         return tuple(coerce(v, args[0], key) for v in value)
     if hint is bool:
         if isinstance(value, bool):
@@ -209,7 +211,7 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
         raise ConfigError(f"{key} must be true or false, got {value!r}.")
     if hint is int:
         number = _number(value)
-        if number is not None and number == int(number):
+        if number is not None and math.isfinite(number) and number == int(number):
             return int(number)
         raise ConfigError(f"{key} must be a whole number, got {value!r}.")
     if hint is float:
@@ -238,6 +240,8 @@ def _schedulable(value: Any, key: str) -> Any:
     if callable(value):
         return tabulate(value)
     if (number := _number(value)) is not None:
+        if math.isnan(number):
+            raise ConfigError(f"{key} must be a number, got {value!r}.")
         return number
     if isinstance(value, str):
         if value.startswith("lin_") and (number := _number(value[4:])) is not None:
@@ -245,17 +249,34 @@ def _schedulable(value: Any, key: str) -> Any:
         name, _, rest = value.partition("(")
         if name in SCHEDULES and rest.endswith(")"):
             try:
-                return SCHEDULES[name](*ast.literal_eval(f"({rest[:-1]},)"))
+                return _checked(SCHEDULES[name](*ast.literal_eval(f"({rest[:-1]},)")))
             except (ValueError, SyntaxError, TypeError) as error:
                 raise ConfigError(f"{key}: cannot read the schedule {value!r}: {error}") from error
-    if isinstance(value, Mapping) and value.get("schedule") in SCHEDULES:
-        arguments = {
-            k: tuple(v) if isinstance(v, list) else float(v) for k, v in value.items() if k != "schedule"
-        }
-        return SCHEDULES[value["schedule"]](**arguments)
+    if isinstance(value, Mapping) and str(value.get("schedule")) in SCHEDULES:
+        given = {k: v for k, v in value.items() if k != "schedule"}
+        try:
+            arguments = {k: tuple(v) if isinstance(v, (list, tuple)) else float(v) for k, v in given.items()}
+            return _checked(SCHEDULES[value["schedule"]](**arguments))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{key}: cannot read the schedule {value!r}: {error}") from error
     raise ConfigError(
         f"{key} must be a number or a schedule such as 'lin_1e-3' or 'linear(1e-3, 0)', got {value!r}."
     )
+
+
+def _checked(schedule: Any) -> Any:
+    """The schedule with its numbers as floats; a ValueError when it cannot be followed."""
+    made = type(schedule)(*(tuple(map(float, x)) if isinstance(x, tuple) else float(x) for x in schedule))
+    match made:
+        case Linear(fraction=fraction) if not 0 < fraction <= 1:
+            raise ValueError("its fraction must be above 0 and at most 1")
+        case Exponential(start, end) if start <= 0 or end <= 0:
+            raise ValueError("both ends of an exponential must be above 0")
+        case Piecewise(progress, values) if len(progress) != len(values) or list(progress) != sorted(
+            progress
+        ):
+            raise ValueError("it needs as many values as places, and the places in order")
+    return made
 
 
 def to_plain(value: Any) -> Any:
@@ -280,18 +301,26 @@ def as_mapping(config: Any) -> dict[str, Any]:
     return {f.name: to_plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
-def dump_toml(values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+def dump_toml(values: Mapping[str, Any], comments: Mapping[str, str] | None = None, table: str = "") -> str:
     """TOML text of nested plain values, with a comment behind each commented key."""
     lines: list[str] = []
     tables: list[str] = []
     for key, value in values.items():
         if isinstance(value, Mapping) and "schedule" not in value:
             inner = {k.partition(".")[2]: c for k, c in (comments or {}).items() if k.startswith(f"{key}.")}
-            tables.append(f"\n[{_toml_key(key)}]\n" + dump_toml(value, inner))
+            name = f"{table}.{_toml_key(key)}" if table else _toml_key(key)
+            tables.append(f"\n[{name}]\n" + dump_toml(value, inner, name))
         else:
-            note = f"  # {comments[key]}" if comments and key in comments else ""
+            note = f"  # {' '.join(comments[key].split())}" if comments and key in comments else ""
             lines.append(f"{_toml_key(key)} = {_toml(value)}{note}\n")
     return "".join(lines) + "".join(tables)
+
+
+def _toml_character(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x20 or code == 0x7F else character
 
 
 def _toml_key(key: str) -> str:
@@ -306,8 +335,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        return '"' + "".join(_toml_character(c) for c in value) + '"'
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, Mapping):

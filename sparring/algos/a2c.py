@@ -101,8 +101,11 @@ class A2C:
             jnp.zeros((), jnp.int32),
         )
 
+    def _now(self, state: TrainState) -> A2CConfig:
+        return resolve(self.config, state.iteration / self.horizon)
+
     def policy(self, state: TrainState) -> Weights:
-        return Weights(state.nets.actor, state.moments)
+        return policy.weights(self._now(state), state.nets, state.moments)
 
     def carry(self, rows: int) -> Carry:
         return policy.start_carry(self.spec, self.config, rows)
@@ -114,10 +117,10 @@ class A2C:
 
     def value(self, state: TrainState, obs: Any) -> Float[Array, "*N"]:
         """V of raw observations (stacked ones where there is a stack)."""
-        return policy.value(self.config, state.nets, state.moments, obs)
+        return policy.value(self._now(state), state.nets, state.moments, obs)
 
     def update(self, state: TrainState, batch: Batch, key: Key) -> tuple[TrainState, Report]:
-        c, rollout = resolve(self.config, state.iteration / self.horizon), batch.data
+        c, rollout = self._now(state), policy.clean(batch.data)
         stats = policy.absorb_rewards(state.rewards, c, c.gamma, rollout)
         reward = policy.scaled_reward(stats, c, rollout.reward)
         values = policy.value(c, state.nets, state.moments, policy.seen(rollout))
@@ -145,7 +148,7 @@ class A2C:
         return state._replace(nets=unravel(new.params), optimiser=new.state), Report(metrics)
 
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
-        c = resolve(self.config, state.iteration / self.horizon)
+        c = self._now(state)
         return state._replace(
             moments=policy.absorb_obs(state.moments, self.spec, rollout),
             rewards=policy.absorb_rewards(state.rewards, c, c.gamma, rollout),

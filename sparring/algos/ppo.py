@@ -137,8 +137,11 @@ class PPO:
             jnp.zeros((), jnp.int32),
         )
 
+    def _now(self, state: TrainState) -> PPOConfig:
+        return resolve(self.config, state.iteration / self.horizon)
+
     def policy(self, state: TrainState) -> Weights:
-        return Weights(state.nets.actor, state.moments)
+        return policy.weights(self._now(state), state.nets, state.moments)
 
     def carry(self, rows: int) -> Carry:
         return policy.start_carry(self.spec, self.config, rows)
@@ -150,11 +153,11 @@ class PPO:
 
     def value(self, state: TrainState, obs: Any) -> Float[Array, "*N"]:
         """V of raw observations (stacked ones where there is a stack)."""
-        return policy.value(self.config, state.nets, state.moments, obs)
+        return policy.value(self._now(state), state.nets, state.moments, obs)
 
     def update(self, state: TrainState, batch: Batch, key: Key) -> tuple[TrainState, Report]:
-        c = resolve(self.config, state.iteration / self.horizon)
-        samples, returns, mask = self._targets(c, state, batch.data)
+        c = self._now(state)
+        samples, returns, mask = self._targets(c, state, policy.clean(batch.data))
         flat, unravel = ravel_pytree(state.nets)
         rule = optim.transform("adam", c.adam_eps)
 
@@ -206,7 +209,7 @@ class PPO:
         return state._replace(nets=nets, optimiser=end.optimiser), Report(metrics)
 
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
-        c = resolve(self.config, state.iteration / self.horizon)
+        c = self._now(state)
         return state._replace(
             moments=policy.absorb_obs(state.moments, self.spec, rollout),
             rewards=policy.absorb_rewards(state.rewards, c, c.gamma, rollout),

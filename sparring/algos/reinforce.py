@@ -110,8 +110,11 @@ class REINFORCE:
             jnp.zeros((), jnp.int32),
         )
 
+    def _now(self, state: TrainState) -> ReinforceConfig:
+        return resolve(self.config, state.iteration / self.horizon)
+
     def policy(self, state: TrainState) -> Weights:
-        return Weights(state.nets.actor, state.moments)
+        return policy.weights(self._now(state), state.nets, state.moments)
 
     def carry(self, rows: int) -> Carry:
         return policy.start_carry(self.spec, self.config, rows)
@@ -123,10 +126,10 @@ class REINFORCE:
 
     def value(self, state: TrainState, obs: Any) -> Float[Array, "*N"]:
         """The baseline of raw observations (stacked ones where there is a stack)."""
-        return policy.value(self.config, state.nets, state.moments, obs)
+        return policy.value(self._now(state), state.nets, state.moments, obs)
 
     def update(self, state: TrainState, batch: Batch, key: Key) -> tuple[TrainState, Report]:
-        c, episodes = resolve(self.config, state.iteration / self.horizon), batch.data
+        c, episodes = self._now(state), policy.clean(batch.data)
         reward = policy.scaled_reward(state.rewards, c, episodes.reward)
         over = episodes.terminated | episodes.truncated
         returns = monte_carlo(reward, over, c.gamma, episodes.mask, episodes.elapsed)
@@ -159,7 +162,7 @@ class REINFORCE:
         return state._replace(nets=unravel(new.params), optimiser=new.state), Report(metrics)
 
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
-        c = resolve(self.config, state.iteration / self.horizon)
+        c = self._now(state)
         return state._replace(
             moments=policy.absorb_obs(state.moments, self.spec, rollout),
             rewards=policy.absorb_rewards(state.rewards, c, c.gamma, rollout),

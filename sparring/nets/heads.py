@@ -54,16 +54,23 @@ class Codec:
         low, high = (jnp.asarray(b.reshape(-1), jnp.float32) for b in self.space.bounds())
         match self.inner:
             case Box() if self.squash:
-                flat = low + 0.5 * (jnp.tanh(sample) + 1.0) * (high - low)
+                flat = jnp.clip(low + 0.5 * (jnp.tanh(sample) + 1.0) * (high - low), low, high)
             case Box():
                 flat = jnp.clip(sample, low, high)
             case MultiDiscrete(sizes):
-                flat = low + sample * ((high - low) / (jnp.asarray(sizes, jnp.float32) - 1.0))
+                flat = jnp.asarray(self._bins(sizes))[np.arange(len(sizes)), sample]
             case Discrete():
                 flat = jnp.asarray(self._grid())[sample]
             case _:
                 raise AssertionError(self.inner)
         return flat.reshape((*flat.shape[:-1], *self.space.shape))
+
+    def _bins(self, sizes: tuple[int, ...]) -> np.ndarray:
+        """The value of every bin, [A, widest]: a table, so that the ends are the bounds exactly."""
+        assert isinstance(self.space, Box)
+        low, high = (b.reshape(-1) for b in self.space.bounds())
+        rows = [np.linspace(a, b, n) for a, b, n in zip(low, high, sizes, strict=True)]
+        return np.stack([np.pad(row, (0, max(sizes) - len(row))) for row in rows]).astype(np.float32)
 
     def _grid(self) -> np.ndarray:
         """All points of the joint grid, [n, A]."""
@@ -108,9 +115,10 @@ def codec(
         raise ConfigError(f"A joint grid takes the same number of bins in every dimension, got {bins}.")
     if math.prod(sizes) > JOINT_LIMIT:
         most = int(JOINT_LIMIT ** (1.0 / space.size) + 1e-9)
+        fewer = f"at most {most} bins, or " if most >= 2 else ""
         raise ConfigError(
             f"A joint grid of {sizes[0]} bins in {space.size} dimensions has {math.prod(sizes):,} actions, "
-            f"more than {JOINT_LIMIT:,}. Use at most {most} bins, or action_grid='per_dimension'."
+            f"more than {JOINT_LIMIT:,}. Use {fewer}action_grid='per_dimension'."
         )
     return Codec(space, Discrete(math.prod(sizes)))
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from sparring.config import Schedulable, configuration
+from sparring.errors import ConfigError, nearest
 from sparring.nets.custom import custom_torso
 from sparring.nets.heads import Codec, Head, codec
 from sparring.nets.layers import MLP, Dense
@@ -18,7 +19,8 @@ from sparring.nets.torso import Torso
 from sparring.ops import statistics
 from sparring.ops.distributions import Distribution
 from sparring.ops.statistics import Moments
-from sparring.spaces import Box, EnvSpec, Space, parts, zeros
+from sparring.reference import is_reference
+from sparring.spaces import Box, EnvSpec, Space, describe, parts, zeros
 from sparring.types import Behaviour, Key, Obs, Transition, View
 
 
@@ -117,6 +119,8 @@ class Weights(NamedTuple):
 
     actor: Actor
     moments: Moments | None
+    clip: Any = None
+    """bound of normalised observations now"""
 
 
 class Carry(NamedTuple):
@@ -137,8 +141,35 @@ class Choice(NamedTuple):
     """the stacked observation, when there is a stack"""
 
 
+def weights(config: PolicyConfig, nets: Nets, moments: Moments | None) -> Weights:
+    """What acting needs of networks and statistics; `config` is resolved."""
+    return Weights(
+        nets.actor, moments, None if moments is None else jnp.asarray(config.clip_obs, jnp.float32)
+    )
+
+
+def clean(rollout: Transition) -> Transition:
+    """The rollout with zeros where there is no decision, so that no garbage reaches a gradient."""
+    mask = rollout.mask
+    if mask is None:
+        return rollout
+
+    def zero(x: Array) -> Array:
+        return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
+
+    kept = jax.tree.map(zero, rollout._replace(mask=None, terminated=None, truncated=None, first=None))
+    return kept._replace(
+        mask=mask, terminated=rollout.terminated, truncated=rollout.truncated, first=rollout.first
+    )
+
+
 def action_codec(spec: EnvSpec, config: PolicyConfig) -> Codec:
     """The codec that the settings ask for."""
+    if spec.masks_actions and config.action_bins:
+        raise ConfigError(
+            f"{spec.id} says which dimensions of a Box are legal; with action_bins that has no meaning. "
+            "Leave action_bins empty, or mask choices in the environment."
+        )
     return codec(spec.action, config.action_bins, config.action_grid, config.squash)
 
 
@@ -147,8 +178,20 @@ def build(spec: EnvSpec, config: PolicyConfig, key: Key, critic: bool = True) ->
     torso_key, own_key, pi_key, vf_key, head_key, value_key = jax.random.split(key, 6)
     gain = math.sqrt(2.0) if config.ortho_init else None
 
+    images = [p for _, p in parts(spec.observation) if isinstance(p, Box) and p.is_image]
+    if config.network == "cnn" and not images:
+        raise ConfigError(
+            f"network='cnn' needs images (bytes of at least 36×36); {spec.id} observes "
+            f"{describe(spec.observation)}. Use network='mlp'."
+        )
+
     def torso(k: Key) -> Any:
-        if ":" in config.network:
+        if config.network not in ("auto", "mlp", "cnn") and not is_reference(config.network):
+            raise ConfigError(
+                f"There is no network {config.network!r}.{nearest(config.network, ('auto', 'mlp', 'cnn'))} "
+                "Known: auto, mlp, cnn, or file.py:Name for one of your own."
+            )
+        if is_reference(config.network):
             return custom_torso(config.network)(k, spec.observation, config.frame_stack)
         return Torso(k, spec.observation, config.frame_stack, gain, images=config.network != "mlp")
 
@@ -180,8 +223,11 @@ def start_carry(spec: EnvSpec, config: PolicyConfig, rows: int) -> Carry:
     if config.frame_stack > 1:
         frames = jax.tree.map(jnp.asarray, zeros(spec.observation, (rows, config.frame_stack)))
     if config.use_sde:
+        inner = action_codec(spec, config).inner
+        if not isinstance(inner, Box):
+            raise ConfigError("use_sde needs a Box action space without action_bins.")
         latent = config.pi[-1] if config.pi else _features(spec, config)
-        noise = jnp.zeros((rows, latent, action_codec(spec, config).inner.size))  # type: ignore[union-attr]
+        noise = jnp.zeros((rows, latent, inner.size))
         age = jnp.zeros((), jnp.int32)
     return Carry(frames, noise, age)
 
@@ -219,7 +265,7 @@ def act(
     translate = actor.head.codec
     frames = None if carry.frames is None else stack(carry.frames, view.obs, view.first)
     obs = view.obs if frames is None else frames
-    latent = actor.latent(actor.torso(sight(config, weights.moments, actor.torso.space, obs)))
+    latent = actor.latent(actor.torso(sight(weights.clip, weights.moments, actor.torso.space, obs)))
     chosen = actor.head(latent, view.legal)
     if behaviour.temperature is not None:
         chosen = chosen.tempered(behaviour.temperature)
@@ -233,7 +279,8 @@ def act(
         )
         age = age + 1
         scale = 1.0 if behaviour.temperature is None else behaviour.temperature[:, None]
-        sample = chosen.mode() + jnp.einsum("bi,bia->ba", latent, noise) * scale
+        shift = jnp.einsum("bi,bia->ba", latent, noise) * scale
+        sample = chosen.mode() + (shift if view.legal is None else jnp.where(view.legal, shift, 0.0))
     else:
         sample = chosen.sample(key)
     if behaviour.greedy is not None:
@@ -248,12 +295,12 @@ def evaluate(
     config: PolicyConfig, nets: Nets, moments: Moments | None, obs: Obs, legal: Array | None
 ) -> tuple[Distribution, Float[Array, "*N"] | None]:
     """Distribution and value of stored observations."""
-    return nets(sight(config, moments, nets.actor.torso.space, obs), legal)
+    return nets(sight(config.clip_obs, moments, nets.actor.torso.space, obs), legal)
 
 
 def value(config: PolicyConfig, nets: Nets, moments: Moments | None, obs: Obs) -> Float[Array, "*N"]:
     """Value of stored observations."""
-    return nets.value(sight(config, moments, nets.actor.torso.space, obs))
+    return nets.value(sight(config.clip_obs, moments, nets.actor.torso.space, obs))
 
 
 def next_values(
@@ -320,12 +367,12 @@ def start_moments(spec: EnvSpec, config: PolicyConfig) -> Moments | None:
     return statistics.start({n: example[n] if n else example for n in names})
 
 
-def sight(config: PolicyConfig, moments: Moments | None, space: Space, obs: Obs) -> Obs:
+def sight(clip: Any, moments: Moments | None, space: Space, obs: Obs) -> Obs:
     """The observation as the torso gets it."""
     if moments is None:
         return obs
     names = normalisable(space)
-    scaled = statistics.normalise(moments, {n: obs[n] if n else obs for n in names}, config.clip_obs)
+    scaled = statistics.normalise(moments, {n: obs[n] if n else obs for n in names}, clip)
     return {**obs, **scaled} if isinstance(obs, dict) else scaled[""]
 
 

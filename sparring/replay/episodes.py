@@ -29,8 +29,8 @@ class Shelf(NamedTuple):
 class Episodes:
     """Hands over each finished episode once, as rows of [capacity + T, B] with a mask.
 
-    An episode may be as long as `capacity`; a longer one is dropped whole when it ends, because its first
-    steps are gone. So is an episode that was lost (a masked entry with `truncated` set).
+    An episode may be as long as `capacity`; a longer one is dropped whole when it ends, wherever it began. So
+    is an episode that was lost (a masked entry with `truncated` set).
     """
 
     capacity: int
@@ -47,12 +47,12 @@ class Episodes:
         over = data.terminated | data.truncated
         place = jnp.arange(self.capacity + steps)[:, None]
         held = place >= self.capacity - state.open  # what came before was handed over earlier
-        whole = _ends_whole(over, present)
-        # The row's first episode began before the shelf did: none of its steps may be used.
-        headless = (state.open > self.capacity) & (jnp.cumsum(over & held, axis=0) - (over & held) == 0)
-        last = jnp.max(jnp.where(over & held, place, -1), axis=0)
-        since = jnp.where(last < 0, state.open + steps, self.capacity + steps - 1 - last)
-        return Shelf(data, since, held & present & whole & ~headless)
+        # Steps of an episode up to each place: from the last end before it, or from where the open one began.
+        ends = jnp.where(over & held, place, self.capacity - state.open - 1)
+        latest = jax.lax.cummax(ends, axis=0)
+        before = jnp.concatenate([ends[:1] * 0 + self.capacity - state.open - 1, latest[:-1]])
+        whole = _ends_whole(over, present & (place - before <= self.capacity))
+        return Shelf(data, self.capacity + steps - 1 - latest[-1], held & present & whole)
 
     def sample(self, state: Shelf, key: Key) -> Batch:
         return Batch(state.data._replace(mask=state.valid))
@@ -65,12 +65,12 @@ class Episodes:
         return Shelf(kept, state.open, jnp.zeros_like(state.valid[: self.capacity]))
 
 
-def _ends_whole(over: Bool[Array, "C B"], present: Bool[Array, "C B"]) -> Bool[Array, "C B"]:
-    """Steps whose episode ends in these arrays, and by an outcome rather than by being lost."""
+def _ends_whole(over: Bool[Array, "C B"], usable: Bool[Array, "C B"]) -> Bool[Array, "C B"]:
+    """Steps whose episode ends in these arrays, at an end that is usable: not lost, and not too long."""
 
     def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        over_t, present_t = now
-        whole = jnp.where(over_t, present_t, later)
+        over_t, usable_t = now
+        whole = jnp.where(over_t, usable_t, later)
         return whole, whole
 
-    return jax.lax.scan(back, jnp.zeros_like(over[0]), (over, present), reverse=True)[1]
+    return jax.lax.scan(back, jnp.zeros_like(over[0]), (over, usable), reverse=True)[1]

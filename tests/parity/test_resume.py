@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -120,17 +119,16 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_fifty_kills_at_random_moments_leave_a_run_that_resumes(tmp_path: Path) -> None:
-    """SIGKILL while a run trains and checkpoints all the time: every checkpoint that is left loads.
+@pytest.mark.timeout(1800)
+def test_kills_at_random_moments_leave_a_run_that_resumes(tmp_path: Path) -> None:
+    """SIGKILL while a run trains and checkpoints all the time: what is left loads, and the run resumes.
 
-    Five real processes are killed and resumed; within each, a child is forked 10 times before the kill, so
-    that fifty moments are tried for the price of five compilations.
+    Six kills here; `make kills` does fifty (every one pays for a compilation).
     """
     random.seed(0)
     folder = tmp_path / "run"
     reached = -1
-    for _ in range(50 if os.environ.get("SPARRING_ALL_KILLS") else 6):
+    for _ in range(int(os.environ.get("SPARRING_KILLS", "6"))):
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -152,16 +150,3 @@ def test_fifty_kills_at_random_moments_leave_a_run_that_resumes(tmp_path: Path) 
 def newest(folder: Path) -> int:
     names = [p.name for p in checkpoint.listing(folder / "checkpoints")]
     return int(names[0].removeprefix("step-").partition(".")[0]) if names else -1
-
-
-def test_the_driver_survives_donation(tmp_path: Path) -> None:
-    """A state that was read out stays valid while the driver goes on."""
-    plan = launch.plan("a2c", "CartPole-v1", values={**TINY, "n_steps": 4}, use_preset=False)
-    driver = assemble(algorithm_class("a2c"), "CartPole-v1", plan.settings, plan.config, (0,)).driver
-    driver.advance(1)
-    before = jax.tree.map(np.array, driver.state())
-    held = driver.state()
-    saved = jax.tree.map(lambda x: np.array(x), held)
-    driver.advance(2)
-    same = jax.tree.map(np.array_equal, before, saved)
-    assert all(jax.tree.leaves(same))

@@ -70,7 +70,9 @@ def plain_gradient(nets: Any, data: Any, gamma: float, standardised: bool) -> ja
     return ravel_pytree(quick(jax.grad(objective))(nets))[0]
 
 
-@pytest.mark.parametrize(("rms", "standardised"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("rms", "standardised"), [(True, False), pytest.param(False, True, marks=pytest.mark.slow)]
+)
 def test_one_update_is_one_step_on_the_papers_gradient(rms, standardised):
     algo = a2c(use_rms_prop=rms, max_grad_norm=None, ent_coef=0.02, normalize_advantage=standardised)
     got, metrics = run(algo)

@@ -82,7 +82,7 @@ def check(said: Said, code: int, *words: str) -> None:
     """One paragraph on stderr, without a traceback, that holds these words."""
     assert said.code == code, said.err
     assert "Traceback" not in said.err
-    assert "Error: " in said.err
+    assert "Error:" in said.err
     assert "\n\n" not in said.err
     for word in words:
         assert word in said.error

@@ -175,9 +175,9 @@ def test_observations_are_normalised_with_what_was_seen_and_clipped():
     moments = policy.absorb_obs(moments, SPEC, data)
     flat = np.asarray(data.obs).reshape(-1, 2)
     wanted = np.clip((flat - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-8), -1.0, 1.0)
-    got = policy.sight(NORMALISED, moments, SPEC.observation, data.obs)
+    got = policy.sight(NORMALISED.clip_obs, moments, SPEC.observation, data.obs)
     np.testing.assert_allclose(np.asarray(got).reshape(-1, 2), wanted, rtol=1e-3, atol=1e-4)
-    assert policy.sight(PLAIN, None, SPEC.observation, data.obs) is data.obs
+    assert policy.sight(PLAIN.clip_obs, None, SPEC.observation, data.obs) is data.obs
 
 
 def test_only_real_numbers_of_a_dict_are_normalised():
@@ -190,7 +190,7 @@ def test_only_real_numbers_of_a_dict_are_normalised():
         "c": jnp.full((T, B, 4), 9, jnp.uint8),
     }
     moments = policy.absorb_obs(policy.start_moments(spec, NORMALISED), spec, rollout(obs=obs))
-    seen = policy.sight(NORMALISED, moments, space, obs)
+    seen = policy.sight(NORMALISED.clip_obs, moments, space, obs)
     np.testing.assert_allclose(seen["a"], 0.0, atol=1e-3)
     assert seen["b"] is obs["b"]
     assert seen["c"] is obs["c"]
@@ -200,8 +200,8 @@ def test_only_real_numbers_of_a_dict_are_normalised():
 def test_a_stack_is_normalised_frame_by_frame():
     data = rollout(frames=3)
     moments = policy.absorb_obs(policy.start_moments(SPEC, NORMALISED), SPEC, data)
-    whole = policy.sight(NORMALISED, moments, SPEC.observation, data.extras.frames)
-    single = policy.sight(NORMALISED, moments, SPEC.observation, data.extras.frames[:, :, 1])
+    whole = policy.sight(NORMALISED.clip_obs, moments, SPEC.observation, data.extras.frames)
+    single = policy.sight(NORMALISED.clip_obs, moments, SPEC.observation, data.extras.frames[:, :, 1])
     np.testing.assert_array_equal(whole[:, :, 1], single)
 
 

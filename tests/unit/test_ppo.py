@@ -51,7 +51,6 @@ def test_a_fresh_sample_has_ratio_one():
     assert metrics["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["train/clip_fraction"] == 0.0
     assert metrics["train/policy_gradient_loss"] == pytest.approx(0.0, abs=1e-6)  # standardised advantages
-    assert metrics["train/n_updates"] == 1
 
 
 def minibatch(seed: int = 3) -> tuple[Sample, jax.Array]:
@@ -123,9 +122,8 @@ def test_clip_fraction_counts_ratios_outside_the_range():
 
 def test_target_kl_stops_before_the_step_that_went_too_far():
     once, _ = run(ppo(learning_rate=0.1))
-    stopped, metrics = run(ppo(learning_rate=0.1, n_epochs=5, target_kl=1e-5))
+    stopped, _ = run(ppo(learning_rate=0.1, n_epochs=5, target_kl=1e-5))
     free, _ = run(ppo(learning_rate=0.1, n_epochs=5, target_kl=1e5))
-    assert metrics["train/n_updates"] == 2
     assert int(stopped.optimiser.count) == 1
     assert int(free.optimiser.count) == 5
     np.testing.assert_allclose(
@@ -133,11 +131,12 @@ def test_target_kl_stops_before_the_step_that_went_too_far():
     )
 
 
+@pytest.mark.slow
 def test_minibatches_that_do_not_divide_are_a_plain_loop_over_their_transitions():
     batch_size, (state, _), key = 8, start(), jax.random.key(1)
     algo = ppo(batch_size=batch_size, learning_rate=0.01)
-    got, metrics = run(algo)
-    assert metrics["train/n_updates"] == -(-N // batch_size)
+    got, _ = run(algo)
+    assert int(got.optimiser.count) == -(-N // batch_size)
     c = algo.config
     samples, returns, _ = quick(algo._targets)(c, state, start()[1])
     plan = epochs(key, 1, N, batch_size)
@@ -154,6 +153,7 @@ def test_minibatches_that_do_not_divide_are_a_plain_loop_over_their_transitions(
     np.testing.assert_allclose(ravel_pytree(got.nets)[0], flat, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_advantages_standardised_over_the_rollout_are_those_of_one_minibatch():
     one, other = (run(ppo(normalize_advantage=kind))[0].nets for kind in ("minibatch", "batch"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), one, other)

@@ -33,7 +33,9 @@ def plain_returns(data: Any, gamma: float) -> np.ndarray:
     return returns
 
 
-@pytest.mark.parametrize(("baseline", "standardised"), [(True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("baseline", "standardised"), [(True, True), pytest.param(False, False, marks=pytest.mark.slow)]
+)
 def test_gradient_is_that_of_true_returns(baseline, standardised):
     algo = reinforce(baseline=baseline, normalize_advantage=standardised, ent_coef=0.02, gamma=0.9)
     state = quick(algo.init)(jax.random.key(0))

@@ -109,7 +109,7 @@ def test_nature_cnn_has_the_papers_shapes():
 
 def test_an_image_too_small_to_convolve_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match=r"36×36.*network='mlp'"):
-        NatureCNN(jax.random.key(0), 20, 20, 3, None)
+        jax.eval_shape(lambda: NatureCNN(jax.random.key(0), 20, 20, 3, None))
 
 
 def test_bytes_that_are_no_image_are_flattened():
@@ -120,7 +120,7 @@ def test_bytes_that_are_no_image_are_flattened():
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_every_activation_is_applied_after_every_layer(name):
-    net = MLP(jax.random.key(0), 2, (3, 4), name, None)
+    net = made_up(jax.eval_shape(lambda: MLP(jax.random.key(0), 2, (3, 4), name, None)))
     x = jnp.array([[0.5, -1.0]])
     first, second = net.layers
     np.testing.assert_allclose(net(x), activation(name)(second(activation(name)(first(x)))), rtol=1e-6)
@@ -152,15 +152,19 @@ def test_uniform_layers_have_torchs_range():
     assert float(jnp.std(layer.weight)) == pytest.approx(0.1 / np.sqrt(3), rel=0.05)
 
 
+def start(spec: EnvSpec, config: PolicyConfig, key: jax.Array) -> None:
+    jax.eval_shape(lambda: build(spec, config, key))
+
+
 @pytest.mark.parametrize("network", ["transformer", "cnnn"])
 def test_an_unknown_network_is_an_error(network):
     with pytest.raises(ConfigError, match=network):
-        build(EnvSpec("t", Box((3,)), Discrete(2)), PolicyConfig(network=network), jax.random.key(0))
+        start(EnvSpec("t", Box((3,)), Discrete(2)), PolicyConfig(network=network), jax.random.key(0))
 
 
 def test_a_cnn_for_observations_without_an_image_is_an_error():
     with pytest.raises(ConfigError, match="cnn"):
-        build(EnvSpec("t", Box((3,)), Discrete(2)), PolicyConfig(network="cnn"), jax.random.key(0))
+        start(EnvSpec("t", Box((3,)), Discrete(2)), PolicyConfig(network="cnn"), jax.random.key(0))
 
 
 def test_every_leaf_of_the_networks_is_a_float_array_and_none_is_shared():
