@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from beartype import BeartypeConf, beartype
 from beartype.roar import BeartypeDecorHintException
 from hypothesis import settings
@@ -38,6 +40,16 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 PURE = ["sparring.ops", "sparring.nets", "sparring.replay", "sparring.algos"]
 install_import_hook(PURE, "conftest.checked")
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
+    """Where everything is installed (SPARRING_NO_SKIPS), a skipped test is a failure."""
+    report = yield
+    if report.skipped and os.environ.get("SPARRING_NO_SKIPS") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, and here nothing may be: {report.longrepr}"
+    return report
+
 
 ALGORITHMS = {
     "ppo": "sparring.algos.ppo:PPO",

@@ -1,0 +1,162 @@
+"""Writes docs/benchmarks.md from docs/results: nothing in it is typed by hand.
+
+python benchmarks/report.py
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparring.evaluation.statistics import interval
+
+HERE = Path(__file__).resolve().parent
+DOCS = HERE.parent / "docs"
+RESULTS = DOCS / "results"
+
+
+def load(pattern: str) -> dict[str, list[dict[str, Any]]]:
+    """Learning results by row, in order of the seed."""
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for path in RESULTS.glob(f"learn/{pattern}-*.json"):
+        result = json.loads(path.read_text())
+        rows[result["row"]].append(result)
+    return {name: sorted(found, key=lambda r: r["seed"]) for name, found in rows.items()}
+
+
+def score(results: list[dict[str, Any]], kind: str = "deterministic") -> str:
+    """IQM and interval over seeds of the mean over 100 episodes."""
+    found = interval(np.array([r[kind]["mean"] for r in results]))
+    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
+
+
+def learning() -> list[str]:
+    """One line per row of learn.toml that has results."""
+    ours, theirs = load("sparring"), load("sb3")
+    rows = tomllib.loads((HERE / "learn.toml").read_text())
+    lines = [
+        "| row | seeds | deterministic | stochastic | SB3, same protocol (seeds) | target | met |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        if name not in ours:
+            lines.append(f"| {name} | 0 | not run | | | {row['target']} | no |")
+            continue
+        results = ours[name]
+        value = interval(np.array([r["deterministic"]["mean"] for r in results])).value
+        peer = f"{score(theirs[name])} ({len(theirs[name])})" if name in theirs else "not run"
+        met = ""
+        if "minimum" in row:
+            met = "yes" if value >= row["minimum"] else f"no, by {row['minimum'] - value:.1f}"
+        elif "SB3" in row["target"] and name in theirs:
+            other = interval(np.array([r["deterministic"]["mean"] for r in theirs[name]])).value
+            met = "yes" if value >= other else f"no, by {other - value:.1f}"
+        lines.append(
+            f"| {name} | {len(results)} | {score(results)} | {score(results, 'stochastic')} | {peer} "
+            f"| {row['target']} | {met} |"
+        )
+    return lines
+
+
+def speed() -> list[str]:
+    """Medians, spread and ratios of the last `make bench`."""
+    path = RESULTS / "bench.json"
+    if not path.exists():
+        return ["Not measured yet."]
+    data = json.loads(path.read_text())
+    machine, results = data["machine"], data["results"]
+    lines = [
+        f"`make bench` on {machine['cores']} cores of {machine['processor']}, Python {machine['python']}, "
+        f"{machine['date']}. Systems take turns; median (lowest to highest) of the rounds.",
+        "",
+        "| case | system | steps/s | sparring is |",
+        "|---|---|---|---|",
+    ]
+    for case in dict.fromkeys(r["case"] for r in results if "steps_per_second" in r and r["case"] != "seeds"):
+        speeds: dict[str, list[float]] = defaultdict(list)
+        for r in results:
+            if r["case"] == case:
+                speeds[r["system"]].append(r["steps_per_second"])
+        ours = statistics.median(speeds["sparring"])
+        for system, values in speeds.items():
+            middle = statistics.median(values)
+            spread = f"{middle:,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+            lines.append(f"| {case} | {system} | {spread} | {ours / middle:.2f} × |")
+    lines += ["", "| what | median | spread |", "|---|---|---|"]
+    one = [r["seconds"] for r in results if r["case"] == "seeds" and r["system"] == "1 seeds"]
+    eight = [r["seconds"] for r in results if r["case"] == "seeds" and r["system"] == "8 seeds"]
+    if one and eight:
+        ratios = [b / a for a, b in zip(one, eight, strict=True)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        lines.append(f"| eight seeds against one, fused | {statistics.median(ratios):.2f} × | {spread} |")
+    first = [r["seconds"] for r in results if r["case"] == "first-update"]
+    if first:
+        spread = f"{min(first):.1f} to {max(first):.1f} s"
+        middle = statistics.median(first)
+        lines.append(f"| fresh process to the end of the first update, cold | {middle:.1f} s | {spread} |")
+    compiled = [
+        r["compile_seconds"] for r in results if r["case"] == "cartpole-fused" and r["system"] == "sparring"
+    ]
+    if compiled:
+        spread = f"{min(compiled):.1f} to {max(compiled):.1f} s"
+        lines.append(f"| compilation of the fused program | {statistics.median(compiled):.1f} s | {spread} |")
+    return lines
+
+
+def device() -> list[str]:
+    """The fused driver on an accelerator."""
+    path = RESULTS / "h200.json"
+    if not path.exists():
+        return []
+    lines = [
+        "`python benchmarks/speed_fused.py [--rows N] [--seeds M]`, best of three repetitions.",
+        "",
+        "| device | rows × steps | seeds | steps/s | compile |",
+        "|---|---|---|---|---|",
+    ]
+    for line in path.read_text().splitlines():
+        r = json.loads(line)
+        lines.append(
+            f"| {r['device']} | {r['rows']} × {r['n_steps']} | {r['seeds']} | {r['steps_per_second']:,.0f} "
+            f"| {r['compile_seconds']:.1f} s |"
+        )
+    return lines
+
+
+def main() -> None:
+    notes = (RESULTS / "notes.md").read_text() if (RESULTS / "notes.md").exists() else ""
+    text = [
+        "# Benchmarks",
+        "",
+        "Made by `python benchmarks/report.py` from docs/results; do not edit.",
+        "",
+        "## Learning",
+        "",
+        "`make learn`. Every seed trains once with the preset of the command line; its *final* policy plays",
+        "100 episodes on fresh seeds. Scores are the interquartile mean over seeds with a 95 % bootstrap",
+        "interval. SB3 2.9.2 with RL-Zoo's settings, run by `benchmarks/peers/run_learn.py`, evaluated alike.",
+        "",
+        *learning(),
+        "",
+        "## Speed",
+        "",
+        *speed(),
+        "",
+        "## Speed on an accelerator",
+        "",
+        *device(),
+        "",
+        notes,
+    ]
+    (DOCS / "benchmarks.md").write_text("\n".join(text).rstrip() + "\n")
+    print(DOCS / "benchmarks.md")
+
+
+if __name__ == "__main__":
+    main()
