@@ -140,7 +140,7 @@ def main() -> None:
         "",
         "`make learn`. Every seed trains once with the preset of the command line; its *final* policy plays",
         "100 episodes on fresh seeds. Scores are the interquartile mean over seeds with a 95 % bootstrap",
-        "interval. SB3 2.9.2 with RL-Zoo's settings, run by `benchmarks/peers/run_learn.py`, evaluated alike.",
+        "interval. SB3 2.9.2 with RL-Zoo's settings (`benchmarks/peers/run_learn.py`) is evaluated alike.",
         "",
         *learning(),
         "",

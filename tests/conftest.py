@@ -41,6 +41,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 PURE = ["sparring.ops", "sparring.nets", "sparring.replay", "sparring.algos"]
 install_import_hook(PURE, "conftest.checked")
 
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
     """Where everything is installed (SPARRING_NO_SKIPS), a skipped test is a failure."""
