@@ -129,16 +129,15 @@ def test_kills_at_random_moments_leave_a_run_that_resumes(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     reached = -1
     for _ in range(int(os.environ.get("SPARRING_KILLS", "6"))):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        with (tmp_path / "log").open("a") as log:
+            process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder)], stdout=log, stderr=log)
         deadline = time.monotonic() + 120
         while newest(folder) <= reached and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.05)
         time.sleep(random.random() * 0.5)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert process.returncode == -signal.SIGKILL, process.stdout.read() if process.stdout else ""
+        assert process.returncode == -signal.SIGKILL, (tmp_path / "log").read_text()
         complaints: list[str] = []
         found = checkpoint.load_latest(folder / "checkpoints", report=complaints.append)
         assert found is not None
