@@ -18,7 +18,7 @@ from sparring.errors import ConfigError
 from sparring.nets import policy
 from sparring.nets.policy import Carry, Choice, Nets, PolicyConfig, RewardStats, Weights
 from sparring.ops import optim
-from sparring.ops.minibatch import Epoch, epochs
+from sparring.ops.minibatch import Epoch, epochs, mean_in_parts
 from sparring.ops.returns import explained_variance, gae, masked_mean, standardise
 from sparring.ops.statistics import Moments
 from sparring.replay.latest import Latest
@@ -173,14 +173,12 @@ class PPO:
             part, valid = now
 
             def run() -> tuple[Progress, tuple[Any, Array]]:
-                gradient, metrics = jax.grad(loss, has_aux=True)(
-                    unravel(carry.flat), c, state.moments, *part, valid
-                )
+                slope, metrics = gradient(unravel(carry.flat), c, state.moments, *part, valid)
                 flat, optimiser, metrics["train/grad_norm"] = optim.apply(
                     rule,
                     carry.flat,
                     carry.optimiser,
-                    ravel_pytree(gradient)[0],
+                    ravel_pytree(slope)[0],
                     c.learning_rate,
                     c.max_grad_norm,
                 )
@@ -256,6 +254,24 @@ class PPO:
         }
 
 
+def gradient(
+    nets: Nets,
+    c: PPOConfig,
+    moments: Moments | None,
+    samples: Sample,
+    returns: Float[Array, " N"],
+    valid: Array | None,
+) -> tuple[Nets, dict[str, Array]]:
+    """The loss's gradient and metrics for one minibatch."""
+    if c.normalize_advantage == "minibatch":
+        samples = samples._replace(advantage=standardise(samples.advantage, valid))
+
+    def part(samples: Sample, returns: Array) -> tuple[Nets, dict[str, Array]]:
+        return jax.grad(loss, has_aux=True)(nets, c, moments, samples, returns, valid)
+
+    return mean_in_parts(part, (samples, returns), whole=valid is not None)
+
+
 def loss(
     nets: Nets,
     c: PPOConfig,
@@ -268,8 +284,6 @@ def loss(
     chosen, value = policy.evaluate(c, nets, moments, samples.obs, samples.legal)
     assert value is not None
     advantage = samples.advantage
-    if c.normalize_advantage == "minibatch":
-        advantage = standardise(advantage, valid)
     log_ratio = chosen.log_prob(samples.action) - samples.log_prob
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - c.clip_range, 1.0 + c.clip_range)

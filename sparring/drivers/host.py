@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from sparring import actor
 from sparring.drivers import loop
@@ -22,6 +23,9 @@ from sparring.ops import keys
 from sparring.types import ActorState, Algorithm, Behaviour, Key, Metrics, TimeStep, Transition
 
 OnStep = Callable[[TimeStep, "Host"], None]
+
+AT_ONCE = 64
+"""Steps that wait before they are copied into the rollout's buffers."""
 
 
 class Situation(NamedTuple):
@@ -111,8 +115,8 @@ class Host:
         acting = self._acting()
         outside = isinstance(self.env, JaxHost)
         env_keys = _stream(self._key, np.int32(self.iteration), keys.ENV, steps) if outside else None
-        bins, clock, seconds, state = self._bins, time.perf_counter, self.seconds, self.actor
-        loses = self._buffers.mask is not None
+        clock, seconds, state = time.perf_counter, self.seconds, self.actor
+        waiting: list[tuple[ActorState, Any, Any, TimeStep]] = []
         for t in range(steps):
             began = clock()
             action, extras, carry = acting(state)
@@ -123,17 +127,32 @@ class Host:
             else:
                 timestep = self.env.advance(action, jax.random.wrap_key_data(env_keys[t]))  # type: ignore[attr-defined]
             seconds["env"] += clock() - acted
-            if loses and timestep.lost is None:
-                timestep = timestep._replace(lost=self._none_lost)
-            record = actor.transition(state, action, extras, timestep)
-            for place, leaf in zip(bins, jax.tree.leaves(record), strict=True):
-                place[t] = leaf
+            waiting.append((state, action, extras, timestep))
+            if len(waiting) == AT_ONCE:
+                self._write(waiting, t + 1)
+                waiting = []
             state = actor.observe(state, carry, timestep)
             if self.on_step is not None:
                 self.actor = state
                 self.on_step(timestep, self)
             seconds["act"] += acted - began
+        self._write(waiting, steps)
         self.actor = state
+
+    def _write(self, steps: list[tuple[ActorState, Any, Any, TimeStep]], end: int) -> None:
+        """Copies the last steps into the buffers up to time `end`.
+
+        Many at once: in a loop of its own this code stays in the processor's caches, between the
+        environment's and the network's it does not.
+        """
+        loses = self._buffers.mask is not None
+        start = end - len(steps)
+        for t, (state, action, extras, timestep) in enumerate(steps, start):
+            if loses and timestep.lost is None:
+                timestep = timestep._replace(lost=self._none_lost)
+            record = actor.transition(state, action, extras, timestep)
+            for place, leaf in zip(self._bins, jax.tree.leaves(record), strict=True):
+                place[t] = leaf
 
     def _rollout(self) -> Transition:
         """The buffers; a mask that masks nothing is left out, so that the dense update runs."""
@@ -145,13 +164,14 @@ class Host:
     def _acting(self) -> Callable[[ActorState], tuple[Any, Any, Any]]:
         """The compiled act of this iteration's weights; each call takes the next step's key.
 
-        Weights travel as a plain list: flattening Equinox modules in Python would cost more than acting.
+        Weights travel as a plain list and the algorithm's numbers as one array: flattening Equinox modules
+        in Python, and handing over many scalars, would cost more than acting.
         """
         algo, train = self.algo, self.learner.train
         if self._treedef is None:
             self._treedef = jax.tree.structure(jax.eval_shape(algo.policy, train))
-            self._act = jax.jit(partial(_act, self._treedef, jax.tree.structure(algo)))
-            self._floats = jax.tree.leaves(algo)
+            self._floats, unravel = ravel_pytree(algo)
+            self._act = jax.jit(partial(_act, self._treedef, unravel))
             self._remembers = bool(jax.tree.leaves(self.actor.carry))
         weights = self._policy(algo, train)
         stream = iter(np.asarray(_stream(self._key, np.int32(self.iteration), keys.ACT, algo.plan.rollout)))
@@ -186,7 +206,7 @@ class Host:
     def reschedule(self, horizon: float) -> None:
         """Changes the number of iterations over which schedules run; nothing is recompiled."""
         self.algo = replace(self.algo, horizon=jnp.float32(horizon))
-        self._floats = jax.tree.leaves(self.algo)
+        self._floats = ravel_pytree(self.algo)[0]
 
     def state(self, index: int = 0) -> Situation:
         """Everything that the run has changed, but for the world outside."""
@@ -244,8 +264,8 @@ class Host:
 
 def _act(
     weights_tree: Any,
-    algo_tree: Any,
-    floats: list[Any],
+    unravel: Callable[[jax.Array], Any],
+    floats: jax.Array,
     weights: list[Any],
     obs: Any,
     first: Any,
@@ -253,7 +273,6 @@ def _act(
     legal: Any,
     key: Any,
 ) -> tuple[Any, Any, Any]:
-    algo = jax.tree.unflatten(algo_tree, floats)
     state = ActorState(obs, first, carry, legal)
     policy = jax.tree.unflatten(weights_tree, weights)
-    return actor.act(algo, policy, state, Behaviour(), jax.random.wrap_key_data(key))
+    return actor.act(unravel(floats), policy, state, Behaviour(), jax.random.wrap_key_data(key))

@@ -50,7 +50,36 @@ class Dense(eqx.Module):
             self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: Float[Array, "*N I"]) -> Float[Array, "*N O"]:
-        return x @ self.weight + self.bias
+        return matmul(x, self.weight) + self.bias
+
+
+@jax.custom_vjp
+def matmul(x: Float[Array, "*N I"], weight: Float[Array, "I O"]) -> Float[Array, "*N O"]:
+    """x @ weight, with a gradient that is quick for few outputs.
+
+    Contracting the rows of a wide and a narrow matrix is XLA's slowest dot on a CPU; turning the narrow one
+    first is six times faster.
+    """
+    return x @ weight
+
+
+def _matmul_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x @ weight, (x, weight)
+
+
+def _matmul_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, weight = kept
+    inputs, outputs = weight.shape
+    rows, up = x.reshape(-1, inputs), gradient.reshape(-1, outputs)
+    if 4 * outputs <= inputs and jax.default_backend() == "cpu":
+        turned = jax.lax.optimization_barrier(up.T)
+        down = jax.lax.optimization_barrier(turned @ rows).T
+    else:
+        down = rows.T @ up
+    return gradient @ weight.T, down
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 class MLP(eqx.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -61,3 +62,27 @@ def _valid_first(key: Key, mask: Bool[Array, " N"]) -> Int[Array, " N"]:
     """A random order in which every valid entry comes before every other."""
     words = jax.random.bits(key, mask.shape) >> 1
     return jnp.argsort(jnp.where(mask, words, words | jnp.uint32(1 << 31))).astype(jnp.int32)
+
+
+MOST_ROWS = 256
+"""Rows whose activations in a small network still fit the second-level cache of a CPU."""
+
+
+def mean_in_parts(function: Callable[..., Any], data: tuple[Any, ...], whole: bool = False) -> Any:
+    """`function(*data)` for a function that is a mean over rows, computed a few hundred rows at a time.
+
+    On a CPU 512 rows at once take 1.4 times as long as twice 256. `whole` asks for one call.
+    """
+    rows = jax.tree.leaves(data)[0].shape[0]
+    size = next(n for n in range(min(rows, MOST_ROWS), 0, -1) if rows % n == 0)
+    if whole or jax.default_backend() != "cpu" or size == rows or 2 * size < MOST_ROWS:
+        return function(*data)
+    parts = jax.tree.map(lambda x: x.reshape((rows // size, size, *x.shape[1:])), data)
+
+    def add(total: Any, part: tuple[Any, ...]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(*part)), None
+
+    shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
+    start = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    total, _ = jax.lax.scan(add, start, parts)
+    return jax.tree.map(lambda x: x * (size / rows), total)

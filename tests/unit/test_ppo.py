@@ -12,7 +12,7 @@ import pytest
 from conftest import agent, experience, quick
 from jax.flatten_util import ravel_pytree
 
-from sparring.algos.ppo import PPO, Sample, loss
+from sparring.algos.ppo import PPO, Sample, gradient, loss
 from sparring.envs.probes import Multiply
 from sparring.errors import ConfigError
 from sparring.ops import optim
@@ -90,25 +90,29 @@ def plain_loss(
 score = quick(jax.value_and_grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize(("kind", "clip_vf"), [("minibatch", 0.3), ("false", None)])
-def test_loss_and_gradient_are_the_papers(kind, clip_vf):
+@pytest.mark.parametrize(
+    ("kind", "clip_vf", "copies"), [("minibatch", 0.3, 1), ("false", None, 1), ("minibatch", 0.3, 24)]
+)
+def test_loss_and_gradient_are_the_papers(kind, clip_vf, copies):
+    """Also of a minibatch so large that it is computed in parts: copies of a small one change nothing."""
     (state, _), (samples, returns) = start(), minibatch()
     c = ppo(vf_coef=0.7, ent_coef=0.03, clip_range_vf=clip_vf, normalize_advantage=kind).config
     plain = partial(
         plain_loss, samples=samples, returns=returns, clip_vf=clip_vf, standardised=kind == "minibatch"
     )
-    (got, _), gradient = score(state.nets, c, None, samples, returns, None)
+    many = jax.tree.map(lambda x: jnp.concatenate([x] * copies), (samples, returns))
+    slope, metrics = quick(gradient)(state.nets, c, None, *many, None)
     want, wanted = quick(jax.value_and_grad(plain))(state.nets)
-    assert float(got) == pytest.approx(float(want), rel=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), gradient, wanted)
+    assert float(metrics["train/loss"]) == pytest.approx(float(want), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), slope, wanted)
 
 
 def test_a_value_outside_its_clip_range_gets_no_gradient():
     (state, _), (samples, returns) = start(), minibatch()
     c = ppo(clip_range_vf=1e-6, vf_coef=1.0, normalize_advantage="false").config
     far = samples._replace(value=samples.value + 100.0)
-    _, gradient = score(state.nets, c, None, far, returns, None)
-    np.testing.assert_array_equal(ravel_pytree(gradient.critic)[0], 0.0)
+    _, slope = score(state.nets, c, None, far, returns, None)
+    np.testing.assert_array_equal(ravel_pytree(slope.critic)[0], 0.0)
 
 
 def test_clip_fraction_counts_ratios_outside_the_range():
@@ -146,10 +150,8 @@ def test_minibatches_that_do_not_divide_are_a_plain_loop_over_their_transitions(
     for i, index in enumerate(plan.index[0]):
         chosen = index if plan.valid is None else index[np.asarray(plan.valid[0, i])]
         part = jax.tree.map(lambda x, chosen=chosen: x[chosen], (samples, returns))
-        _, gradient = score(unravel(flat), c, None, *part, None)
-        flat, optimiser, _ = step(
-            flat, optimiser, ravel_pytree(gradient)[0], c.learning_rate, c.max_grad_norm
-        )
+        slope, _ = quick(gradient)(unravel(flat), c, None, *part, None)
+        flat, optimiser, _ = step(flat, optimiser, ravel_pytree(slope)[0], c.learning_rate, c.max_grad_norm)
     np.testing.assert_allclose(ravel_pytree(got.nets)[0], flat, rtol=1e-4, atol=1e-6)
 
 
