@@ -23,6 +23,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PEERS = ROOT / ".venv-peers"
 RESULTS = ROOT / "docs" / "results" / "bench.json"
+COLD = {**os.environ, "SPARRING_CACHE_DIR": ""}
+"""No program compiled before is used."""
 STEPS = {"cartpole-host": 50_000, "lunarlander-host": 65_536, "hopper-host": 16_384}
 
 
@@ -40,7 +42,9 @@ def peers_python() -> Path:
 
 def measure(command: Sequence[Any]) -> dict[str, Any]:
     """What a speed script says in its last line."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, check=False, cwd=ROOT, env=COLD
+    )
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -99,7 +103,7 @@ def first_update(repeat: int) -> list[dict[str, Any]]:
     found = []
     for turn in range(repeat):
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=COLD)
         seconds = time.perf_counter() - began
         found.append({"case": "first-update", "system": "sparring", "seconds": seconds, "round": turn})
         print(f"first update after {seconds:.2f} s", flush=True)

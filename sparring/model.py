@@ -26,6 +26,7 @@ from sparring.envs import registry
 from sparring.envs.batched import JaxHost
 from sparring.errors import CheckpointError, ConfigError, SpaceMismatch, UnknownName, nearest
 from sparring.evaluation.evaluator import Evaluation, evaluate
+from sparring.ops import keys
 from sparring.reference import is_reference, load
 from sparring.runs import artefact, directory, tree
 from sparring.session import Session, Settings, eval_episodes
@@ -184,7 +185,7 @@ def _act(
     algo: Any, weights: Any, state: ActorState, behaviour: Behaviour, place: Any
 ) -> tuple[Any, Any, Any]:
     """One decision per row; `place` is the seed and the number of the call."""
-    key = jax.random.fold_in(jax.random.key(place[0]), place[1])
+    key = keys.derive(jax.random.key(place[0]), place[1])
     return actor.act(algo, weights, state, behaviour, key)
 
 

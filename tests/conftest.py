@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,8 +17,15 @@ from beartype.roar import BeartypeDecorHintException
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
+from sparring.drivers.platform import keep_programs
+
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_debug_key_reuse", True)
+
+# What one process of the tests compiled, the next ones load.
+cache = Path(__file__).parents[1] / ".cache"
+os.environ.setdefault("SPARRING_CACHE_DIR", str(cache))
+keep_programs()
 
 settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("ci")

@@ -170,10 +170,10 @@ class PPO:
             )  # a loop of one costs copies
 
         def minibatch(carry: Progress, now: tuple[Any, Array | None]) -> tuple[Progress, tuple[Any, Array]]:
-            part, valid = now
+            (samples, returns), valid = now
 
             def run() -> tuple[Progress, tuple[Any, Array]]:
-                slope, metrics = gradient(unravel(carry.flat), c, state.moments, *part, valid)
+                slope, metrics = gradient(unravel(carry.flat), c, state.moments, samples, returns, valid)
                 flat, optimiser, metrics["train/grad_norm"] = optim.apply(
                     rule,
                     carry.flat,

@@ -78,12 +78,13 @@ def run(
     env: JaxEnv, unroll: int, algo: Algorithm, world: World, key: Key, first: jax.Array, count: jax.Array
 ) -> tuple[World, Metrics]:
     """`count` iterations from number `first`; metrics of iteration i stand in row i."""
-    shapes = jax.eval_shape(partial(iterate, algo, env, unroll=unroll), world, key, first)[1]
-    blank = jax.tree.map(lambda s: jnp.zeros((MOST, *s.shape), s.dtype), shapes)
+    once = jax.jit(lambda world, iteration: iterate(algo, env, world, key, iteration, unroll))
+    metrics = jax.eval_shape(once, world, first)[1]  # traced here, and not again in the loop
+    blank = jax.tree.map(lambda s: jnp.zeros((MOST, *s.shape), s.dtype), metrics)
 
     def body(i: jax.Array, carry: tuple[World, Metrics]) -> tuple[World, Metrics]:
         world, metrics = carry
-        world, now = iterate(algo, env, world, key, first + i, unroll)
+        world, now = once(world, first + i)
         return world, jax.tree.map(lambda rows, x: rows.at[i].set(x), metrics, now)
 
     return jax.lax.fori_loop(0, count, body, (world, blank))

@@ -148,9 +148,9 @@ class Host:
         loses = self._buffers.mask is not None
         start = end - len(steps)
         for t, (state, action, extras, timestep) in enumerate(steps, start):
-            if loses and timestep.lost is None:
-                timestep = timestep._replace(lost=self._none_lost)
-            record = actor.transition(state, action, extras, timestep)
+            kept = loses and timestep.lost is None
+            outcome = timestep._replace(lost=self._none_lost) if kept else timestep
+            record = actor.transition(state, action, extras, outcome)
             for place, leaf in zip(self._bins, jax.tree.leaves(record), strict=True):
                 place[t] = leaf
 

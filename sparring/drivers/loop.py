@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -45,15 +46,25 @@ class Learner(NamedTuple):
     episodes: Episodes
 
 
+def fresh(algo: Algorithm, key: Key, example: Transition, window: int) -> Learner:
+    """The learner before the first iteration; `example` has a rollout's shapes."""
+    train = algo.init(keys.once(key, keys.INIT))
+    return Learner(train, algo.replay.init(example), actor.start_episodes(example.reward.shape[1], window))
+
+
 def start(algo: Algorithm, key: Key, example: Transition, window: int) -> Learner:
-    """The learner before the first iteration, one compiled block; `example` has a rollout's shapes."""
+    """`fresh` as the one compiled block that every driver begins with."""
+    leaves, structure = jax.tree.flatten(example)
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
+    return _starter()(algo, key, shapes, structure, window)
 
-    def fresh(algo: Algorithm, key: Key) -> Learner:
-        train = algo.init(keys.once(key, keys.INIT))
-        episodes = actor.start_episodes(example.reward.shape[1], window)
-        return Learner(train, algo.replay.init(example), episodes)
 
-    return jax.jit(fresh, compiler_options=once_options())(algo, key)
+@cache
+def _starter() -> Any:
+    def begin(algo: Algorithm, key: Key, shapes: Any, structure: Any, window: int) -> Learner:
+        return fresh(algo, key, jax.tree.unflatten(structure, shapes), window)
+
+    return jax.jit(begin, static_argnums=(2, 3, 4), compiler_options=once_options())
 
 
 def learn(
@@ -66,7 +77,7 @@ def learn(
 
     def update(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], Metrics]:
         train, memory = carry
-        sample_key, update_key = jax.random.split(key)
+        sample_key, update_key = keys.several(key, 2)
         batch = replay.sample(memory, sample_key)
         train, report = algo.update(train, batch, update_key)
         return (train, replay.feedback(memory, batch, report)), report.metrics
@@ -74,7 +85,7 @@ def learn(
     if algo.plan.updates == 1:
         (train, memory), metrics = update((learner.train, memory), base)
     else:
-        each = jax.random.split(base, algo.plan.updates)
+        each = keys.several(base, algo.plan.updates)
         (train, memory), traces = jax.lax.scan(update, (learner.train, memory), each)
         metrics = jax.tree.map(jnp.mean, traces)
     train = algo.absorb(train, rollout)

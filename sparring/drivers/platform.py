@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import platform
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +23,7 @@ def once_options() -> dict[str, Any] | None:
     return ONCE if jax.default_backend() == "cpu" else None
 
 
+CACHE_BYTES = 1 << 30
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
 
@@ -37,11 +42,45 @@ def prepare(device: str = "auto", large: bool = False) -> None:
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    keep_programs()
     if device in ("cuda", "gpu") and jax.default_backend() == "cpu":
         raise ConfigError(
             "device='cuda' was asked for, but jax sees no GPU. Install it with: "
             "pip install 'sparring[cuda]', or use device='cpu'."
         )
+
+
+def keep_programs() -> None:
+    """Keeps compiled programs on disk, so that the second run of a kind starts in a second or two.
+
+    Under SPARRING_CACHE_DIR (empty: off), else the user's cache folder, apart for each kind of processor,
+    at most a gibibyte. A cache that the user chose in jax itself is left alone.
+    """
+    chosen = os.environ.get("SPARRING_CACHE_DIR")
+    if chosen == "" or jax.config.values["jax_compilation_cache_dir"] is not None:
+        return
+    base = chosen or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    info = Path("/proc/cpuinfo")
+    flags = [line for line in info.read_text().splitlines() if "flags" in line][:1] if info.exists() else []
+    kind = hashlib.sha256(f"{platform.machine()} {platform.processor()} {flags}".encode()).hexdigest()[:12]
+    folder = Path(base) / "sparring" / f"xla-{kind}"
+    prune(folder, CACHE_BYTES)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def prune(folder: Path, limit: int) -> None:
+    """Deletes the oldest files until the rest fits; another process may do the same."""
+    entries = []
+    for path in folder.glob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            entries.append((path.stat().st_mtime, path.stat().st_size, path))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
+        if total <= limit:
+            return
+        path.unlink(missing_ok=True)
+        total -= size
 
 
 _compiling: list[tuple[float, float]] = []

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparring.envs.api import JaxEnv, MasksActions, Outcome
 from sparring.errors import EnvironmentFailure
+from sparring.ops import keys
 from sparring.spaces import EnvSpec
 from sparring.types import Action, Key, TimeStep
 
@@ -37,7 +38,7 @@ def _legal(env: JaxEnv, state: Any) -> Any:
 
 def reset(env: JaxEnv, key: Key, rows: int) -> tuple[BatchedState, TimeStep]:
     """Starts all rows; reward is 0 and `next_obs` equals `obs`."""
-    state = jax.vmap(env.reset)(jax.random.split(key, rows))
+    state = jax.vmap(env.reset)(keys.several(key, rows))
     obs = jax.vmap(env.observe)(state)
     none = jnp.zeros(rows, bool)
     time_step = TimeStep(obs, jnp.zeros(rows), none, none, obs, legal=_legal(env, state))
@@ -47,8 +48,8 @@ def reset(env: JaxEnv, key: Key, rows: int) -> tuple[BatchedState, TimeStep]:
 def step(env: JaxEnv, state: BatchedState, action: Action, key: Key) -> tuple[BatchedState, TimeStep]:
     """Steps all rows, cuts them at the time limit, and starts the ended ones afresh."""
     rows = state.elapsed.shape[0]
-    step_keys = jax.random.split(jax.random.fold_in(key, STEP_TAG), rows)
-    reset_key = jax.random.fold_in(key, RESET_TAG)
+    step_keys = keys.several(keys.derive(key, STEP_TAG), rows)
+    reset_key = keys.derive(key, RESET_TAG)
     after, outcome = jax.vmap(env.step)(state.env, action, step_keys)
     elapsed = state.elapsed + 1
     cut = outcome.truncated
@@ -59,7 +60,7 @@ def step(env: JaxEnv, state: BatchedState, action: Action, key: Key) -> tuple[Ba
     next_obs = jax.vmap(env.observe)(after)
 
     def start_again() -> tuple[Any, Any]:
-        fresh = jax.vmap(env.reset)(jax.random.split(reset_key, rows))
+        fresh = jax.vmap(env.reset)(keys.several(reset_key, rows))
         choose = partial(_where_row, ended)
         return jax.tree.map(choose, fresh, after), jax.tree.map(
             choose, jax.vmap(env.observe)(fresh), next_obs
@@ -159,12 +160,12 @@ class JaxHost:
     def reset(self, seed: int) -> TimeStep:
         self._key = jax.random.key(seed)
         self._steps = 0
-        return self.start(jax.random.fold_in(self._key, 0))
+        return self.start(keys.derive(self._key, 0))
 
     def step(self, action: np.ndarray) -> TimeStep:
         self._started()
         self._steps += 1
-        return self.advance(action, jax.random.fold_in(self._key, self._steps))
+        return self.advance(action, keys.derive(self._key, self._steps))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         leaves = jax.tree.leaves((self._started(), self._last))

@@ -77,7 +77,7 @@ def _play(
 ) -> tuple[jax.Array, jax.Array]:
     """Every row's first episode, all rows together."""
     rows, behaviour = greedy.shape[0], Behaviour(greedy=greedy)
-    reset_key, act_key, env_key = (jax.random.fold_in(key, tag) for tag in (keys.RESET, keys.ACT, keys.ENV))
+    reset_key, act_key, env_key = (keys.derive(key, tag) for tag in (keys.RESET, keys.ACT, keys.ENV))
     env_state, timestep = batched.reset(env, reset_key, rows)
     longest = env.spec.time_limit or LONGEST
 
@@ -86,8 +86,8 @@ def _play(
 
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         t, state, env_state, alive, total, length = carry
-        action, _, memory = actor.act(algo, weights, state, behaviour, jax.random.fold_in(act_key, t))
-        env_state, timestep = batched.step(env, env_state, action, jax.random.fold_in(env_key, t))
+        action, _, memory = actor.act(algo, weights, state, behaviour, keys.derive(act_key, t))
+        env_state, timestep = batched.step(env, env_state, action, keys.derive(env_key, t))
         total = total + jnp.where(alive, timestep.reward, 0.0)
         length = length + alive
         alive = alive & ~(timestep.terminated | timestep.truncated)
@@ -124,7 +124,7 @@ class Player:
         else:
             self.state = actor.observe(self.state, self._carry, timestep)
         action, _, self._carry = _act(
-            self._algo, self._weights, self.state, self._behaviour, jax.random.fold_in(self._key, self._t)
+            self._algo, self._weights, self.state, self._behaviour, keys.derive(self._key, self._t)
         )
         self._t += 1
         return np.asarray(action)

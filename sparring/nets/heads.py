@@ -28,6 +28,7 @@ from sparring.ops.distributions import (
     TanhGaussian,
     mask_logits,
 )
+from sparring.ops.keys import several
 from sparring.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 JOINT_LIMIT = 4096
@@ -143,7 +144,7 @@ class Head(eqx.Module):
     ):
         self.codec = codec
         self.sde = sde
-        mean_key, std_key = jax.random.split(key)
+        mean_key, std_key = several(key, 2)
         self.log_std = None
         match codec.inner:
             case Discrete(n) | MultiBinary(n):

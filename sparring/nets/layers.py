@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sparring.errors import ConfigError, nearest
+from sparring.ops.keys import normal, several, uniform_pair
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -32,6 +33,14 @@ def activation(name: str) -> Callable[[Array], Array]:
     return ACTIVATIONS[name]
 
 
+def orthogonal(matrix: Float[Array, "I O"]) -> Float[Array, "I O"]:
+    """Orthonormal columns or rows, whichever there are fewer of; uniform over them for a normal matrix."""
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    q, r = jnp.linalg.qr(tall)
+    q = q * jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0)  # makes the decomposition unique
+    return q if tall is matrix else q.T
+
+
 class Dense(eqx.Module):
     """x @ weight + bias over the last axis."""
 
@@ -41,12 +50,12 @@ class Dense(eqx.Module):
     def __init__(self, key: Any, inputs: int, outputs: int, gain: float | None):
         """Orthogonal with that gain and no bias, or torch's default uniform when the gain is None."""
         if gain is None:
-            weight_key, bias_key = jax.random.split(key)
             limit = 1.0 / math.sqrt(max(inputs, 1))
-            self.weight = jax.random.uniform(weight_key, (inputs, outputs), minval=-limit, maxval=limit)
-            self.bias = jax.random.uniform(bias_key, (outputs,), minval=-limit, maxval=limit)
+            drawn = limit * (2.0 * uniform_pair(key, (inputs + 1) * outputs)[:, 0] - 1.0)
+            self.weight = drawn[:-outputs].reshape(inputs, outputs)
+            self.bias = drawn[-outputs:]
         else:
-            self.weight = jax.nn.initializers.orthogonal(gain)(key, (inputs, outputs))
+            self.weight = gain * orthogonal(normal(key, (inputs, outputs)))
             self.bias = jnp.zeros(outputs)
 
     def __call__(self, x: Float[Array, "*N I"]) -> Float[Array, "*N O"]:
@@ -90,10 +99,10 @@ class MLP(eqx.Module):
     outputs: int = eqx.field(static=True)
 
     def __init__(self, key: Any, inputs: int, sizes: tuple[int, ...], name: str, gain: float | None):
-        keys = jax.random.split(key, max(len(sizes), 1))
+        each = several(key, max(len(sizes), 1))
         widths = (inputs, *sizes)
         self.layers = tuple(
-            Dense(k, a, b, gain) for k, a, b in zip(keys, widths[:-1], widths[1:], strict=len(sizes) > 0)
+            Dense(k, a, b, gain) for k, a, b in zip(each, widths[:-1], widths[1:], strict=len(sizes) > 0)
         )
         activation(name)  # an unknown name fails here, not inside a trace
         self.activation = name
@@ -135,7 +144,7 @@ class NatureCNN(eqx.Module):
     dense: Dense
 
     def __init__(self, key: Any, height: int, width: int, channels: int, gain: float | None):
-        keys = jax.random.split(key, 4)
+        keys = several(key, 4)
         layers = []
         for k, (outputs, size, stride) in zip(keys[:3], ((32, 8, 4), (64, 4, 2), (64, 3, 1)), strict=True):
             if min(height, width) < size:

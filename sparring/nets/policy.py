@@ -18,6 +18,7 @@ from sparring.nets.layers import MLP, Dense
 from sparring.nets.torso import Torso
 from sparring.ops import statistics
 from sparring.ops.distributions import Distribution
+from sparring.ops.keys import several
 from sparring.ops.statistics import Moments
 from sparring.reference import is_reference
 from sparring.spaces import Box, EnvSpec, Space, describe, parts, zeros
@@ -175,7 +176,7 @@ def action_codec(spec: EnvSpec, config: PolicyConfig) -> Codec:
 
 def build(spec: EnvSpec, config: PolicyConfig, key: Key, critic: bool = True) -> Nets:
     """Freshly initialised networks."""
-    torso_key, own_key, pi_key, vf_key, head_key, value_key = jax.random.split(key, 6)
+    torso_key, own_key, pi_key, vf_key, head_key, value_key = several(key, 6)
     gain = math.sqrt(2.0) if config.ortho_init else None
 
     images = [p for _, p in parts(spec.observation) if isinstance(p, Box) and p.is_image]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sparring.nets.layers import NatureCNN
+from sparring.ops.keys import derive
 from sparring.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, parts
 from sparring.types import Obs
 
@@ -33,7 +34,7 @@ class Torso(eqx.Module):
         for index, (name, part) in enumerate(parts(space)):
             if images and isinstance(part, Box) and part.is_image:
                 height, width, channels = image_shape(part)
-                subkey = jax.random.fold_in(key, index)
+                subkey = derive(key, index)
                 self.cnns[name] = NatureCNN(subkey, height, width, channels * frames, gain)
 
     @property

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from sparring.ops.keys import permutation
+from sparring.ops.keys import permutation, several
 from sparring.types import Key
 
 
@@ -55,7 +55,7 @@ def epochs(
         shape = (count, size)
         return Epoch(order.reshape(shape), None if valid is None else valid.reshape(shape))
 
-    return jax.vmap(one)(jax.random.split(key, n_epochs))
+    return jax.vmap(one)(several(key, n_epochs))
 
 
 def _valid_first(key: Key, mask: Bool[Array, " N"]) -> Int[Array, " N"]:

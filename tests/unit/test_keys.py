@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -38,6 +39,57 @@ def test_a_steps_key_does_not_depend_on_how_many_are_drawn_or_in_which_program()
     traced = jax.jit(keys.per_step, static_argnums=(2, 3))(key, 9, (keys.ACT,), 7)[0]
     assert bits(few) == bits(many[:2])
     assert bits(traced) == bits(many)
+
+
+def words(key: jax.Array) -> np.ndarray:
+    return np.asarray(jax.random.key_data(key)).reshape(-1, 2).astype(np.uint64)
+
+
+def joined(key: jax.Array) -> np.ndarray:
+    pairs = words(key)
+    return pairs[:, 0] << np.uint64(32) | pairs[:, 1]
+
+
+def test_derived_keys_never_meet():
+    """Of one key for a million data, of a million keys for one datum, and of neighbours in both."""
+    key = jax.random.key(3)
+    assert len(np.unique(joined(keys.several(key, 1_000_000)))) == 1_000_000
+    many = keys.several(jax.random.key(4), 1_000_000)
+    assert len(np.unique(joined(keys.derive(many, 7)))) == 1_000_000
+    seeds = jax.vmap(jax.random.key)(jnp.arange(1000))
+    grid = keys.derive(seeds[:, None], jnp.arange(1000))
+    assert len(np.unique(joined(grid))) == 1_000_000
+
+
+def test_one_flipped_bit_flips_every_bit_of_the_derived_key_half_of_the_time():
+    draws = 4096
+    source = keys.several(jax.random.key(0), draws)
+    before = joined(keys.derive(source, 5))
+    for word, bit in [(0, 0), (0, 31), (1, 0), (1, 17), (1, 31)]:
+        changed = (
+            jax.random.key_data(source)
+            .at[:, word]
+            .set(jax.random.key_data(source)[:, word] ^ jnp.uint32(1 << bit))
+        )
+        flips = before ^ joined(keys.derive(jax.random.wrap_key_data(changed), 5))
+        share = [(flips >> np.uint64(i) & np.uint64(1)).mean() for i in range(64)]
+        assert np.abs(np.array(share) - 0.5).max() < 5 * 0.5 / np.sqrt(draws)
+    flips = before ^ joined(keys.derive(source, 4))  # and so does a bit of the datum
+    assert abs(np.unpackbits(flips.view(np.uint8)).mean() - 0.5) < 0.01
+
+
+def test_numbers_of_neighbouring_keys_are_independent_and_normal():
+    one, other = (np.asarray(keys.normal(k, (100_000,))) for k in keys.several(jax.random.key(1), 2))
+    assert stats.kstest(one, "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.015
+    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.015
+    pair = np.asarray(keys.uniform_pair(jax.random.key(2), 100_000))
+    assert pair.min() > 0
+    assert pair.max() < 1
+    for column in pair.T:
+        assert stats.kstest(column, "uniform").pvalue > 1e-3
+    drawn = np.asarray(jax.vmap(jax.random.bits)(keys.several(jax.random.key(6), 65_536)))
+    assert stats.chisquare(np.bincount(drawn & 255, minlength=256)).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 17, 256, 1000, 2**16 + 3])

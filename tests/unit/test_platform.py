@@ -1,0 +1,42 @@
+"""What is kept between processes: compiled programs, within bounds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sparring.drivers.platform import prune
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+from sparring.drivers.platform import compile_seconds, prepare
+prepare("cpu")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+print(jax.jit(lambda x: jnp.linalg.qr(x)[0].sum())(jnp.eye(3)))
+"""
+
+
+def run(cache: str) -> None:
+    environment = {**os.environ, "SPARRING_CACHE_DIR": cache}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, capture_output=True)
+
+
+def test_programs_are_kept_where_the_user_says_or_not_at_all(tmp_path):
+    run(str(tmp_path))
+    (kept,) = (tmp_path / "sparring").iterdir()
+    assert any("jit" in file.name for file in kept.iterdir())
+    elsewhere = tmp_path / "home"
+    environment = {**os.environ, "SPARRING_CACHE_DIR": "", "XDG_CACHE_HOME": str(elsewhere)}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, capture_output=True)
+    assert not elsewhere.exists()
+
+
+def test_the_oldest_programs_go_first(tmp_path: Path):
+    for age, name in enumerate(("new", "middle", "old")):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    prune(tmp_path, 250)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["middle", "new"]
+    prune(tmp_path / "missing", 0)
