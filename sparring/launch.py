@@ -183,6 +183,12 @@ def resume(
 ) -> Outcome:
     """Continues a run exactly where its newest good checkpoint was taken."""
     saved = read_plan(run, trust_code)
+    if saved.env.startswith("object:"):
+        raise CheckpointError(
+            f"{run.path} was trained on an environment object ({saved.env.removeprefix('object:')}), which a "
+            "run folder cannot rebuild. Resume it in Python: load the agent with env=… and call learn with "
+            "reset_num_timesteps=False."
+        )
     if total_timesteps is not None:
         total = coerce(total_timesteps, int, "total_timesteps")
         saved = saved._replace(settings=dataclasses.replace(saved.settings, total_timesteps=total))

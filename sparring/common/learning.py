@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sparring.config import as_mapping
 from sparring.envs import registry
 from sparring.errors import ConfigError
@@ -125,7 +123,7 @@ class Calls:
     def on_step(self, timestep: Any, driver: Any) -> None:
         """After one step of all rows on the host driver."""
         rollout, rows = int(driver.algo.plan.rollout), driver.rows
-        action = np.array(driver._buffers.action[self._t])
+        action = driver.action
         self._t += 1
         self.model.num_timesteps += rows
         self.root.update_locals(

@@ -69,6 +69,8 @@ class Host:
         self.seeds = (seed,)
         self.iteration = 0
         self.on_step = on_step
+        self.action: Any = None
+        """the last actions, for `on_step`"""
         self.seconds = {"env": 0.0, "act": 0.0, "update": 0.0}
         self._key = jax.random.key(seed)
         self._seed = seed
@@ -133,7 +135,7 @@ class Host:
                 waiting = []
             state = actor.observe(state, carry, timestep)
             if self.on_step is not None:
-                self.actor = state
+                self.actor, self.action = state, action
                 self.on_step(timestep, self)
             seconds["act"] += acted - began
         self._write(waiting, steps)

@@ -34,7 +34,13 @@ def check(
 ) -> list[Finding]:
     """Looks at an id, `file.py:name` or environment object; errors come first."""
     order: list[Level] = ["error", "warning", "advice", "ok"]
-    findings = list(_check(env, dict(kwargs or {}), n_envs, seed))
+    findings: list[Finding] = []
+    try:
+        for finding in _check(env, dict(kwargs or {}), n_envs, seed):
+            findings.append(finding)
+    except Exception as error:  # noqa: BLE001  (whatever a stranger's environment leads to is a finding)
+        what = f"{type(error).__name__}: {error}"
+        findings.append(Finding("error", "the check had to stop", what, "mend this, then check again"))
     return sorted(findings, key=lambda finding: order.index(finding.level))
 
 
@@ -96,7 +102,8 @@ def _check_gym(rows: Any, n_envs: int, seed: int) -> Iterator[Finding]:
             other.close()
     yield from _check_ranges(spec, first)
     yield from _check_cost(rows, n_envs, given)
-    rows.close()
+    if not given:
+        rows.close()
 
 
 def _actions(env: Any, count: int, seed: int) -> list[Any]:

@@ -330,15 +330,15 @@ class GymRows:
         return all(b"\0" not in np.isfinite(batch[name]).tobytes() for name in self._float_parts)
 
     def _not_finite(self, batch: Any, reward: np.ndarray, action: np.ndarray) -> EnvironmentFailure:
-        parts = [("reward", reward)]
-        parts += [(f"observation {name}".strip(), part) for name, part in _named(batch)]
+        parts = [("a reward", reward)]
+        parts += [(f"an observation {name}".strip(), part) for name, part in _named(batch)]
         for what, part in parts:
             bad = np.argwhere(~np.isfinite(part))
             if len(bad):
                 row, where = int(bad[0][0]), bad[0][1:].tolist()
                 place = f" at index {where}" if where else ""
                 return EnvironmentFailure(
-                    f"{self._where(row)} returned a {what} that is not finite ({part[tuple(bad[0])]}{place}) "
+                    f"{self._where(row)} returned {what} that is not finite ({part[tuple(bad[0])]}{place}) "
                     f"for the action {_short(action[row])}. Mend the environment, or clip what it returns in "
                     "a gymnasium wrapper."
                 )

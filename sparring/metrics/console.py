@@ -29,6 +29,7 @@ class Progress:
         self.window = window
         self.step = started_at
         self.values: dict[str, float] = {}
+        self._began = time.monotonic()
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         self.step = max(self.step, int(step))
@@ -43,7 +44,9 @@ class Progress:
 
     def speed(self) -> str:
         fps = self.values.get("time/fps")
-        return f"{fps:,.0f} steps/s" if fps is not None else "starting"
+        if fps is None:
+            return f"compiling, {duration(time.monotonic() - self._began)}"
+        return f"{fps:,.0f} steps/s"
 
     def eta(self) -> str:
         fps = self.values.get("time/fps", 0.0)
@@ -116,9 +119,11 @@ class LiveDisplay:
     def _draw(self) -> Any:
         now = self._progress
         head = Table.grid(padding=(0, 1))
+        words = len(self._title) + len(now.steps()) + len(now.speed()) + len(now.eta())
+        room = self._live.console.width - words - 10
         head.add_row(
             Text(self._title, style="bold"),
-            ProgressBar(total=1.0, completed=now.fraction, width=30),
+            ProgressBar(total=1.0, completed=now.fraction, width=max(min(room, 30), 4)),
             Text(f"{now.fraction:4.0%}"),
             Text(now.steps()),
             Text(now.speed(), style="cyan"),

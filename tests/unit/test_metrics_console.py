@@ -79,7 +79,7 @@ def test_both_evaluations_are_shown_apart() -> None:
 
 
 def test_before_anything_is_known_the_line_is_short() -> None:
-    assert Progress(1000, 100, started_at=400).line() == "400/1,000 steps | starting"
+    assert Progress(1000, 100, started_at=400).line() == "400/1,000 steps | compiling, 0 s"
 
 
 def test_a_pipe_gets_lines_and_a_terminal_a_display() -> None:
