@@ -26,6 +26,7 @@ jax.config.update("jax_debug_key_reuse", True)
 cache = Path(__file__).parents[1] / ".cache"
 os.environ.setdefault("SPARRING_CACHE_DIR", str(cache))
 keep_programs()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("ci")
@@ -48,6 +49,14 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 PURE = ["sparring.ops", "sparring.nets", "sparring.replay", "sparring.algos"]
 install_import_hook(PURE, "conftest.checked")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of slow.txt took half a second or more; `make check` leaves them out."""
+    slow = set((Path(__file__).parent / "slow.txt").read_text().split())
+    for item in items:
+        if item.nodeid.partition("[")[0] in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)

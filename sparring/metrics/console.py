@@ -100,8 +100,9 @@ class LiveDisplay:
     def __init__(self, progress: Progress, title: str = "", console: Console | None = None) -> None:
         self._progress = progress
         self._title = title
+        self._console = console or Console()
         self._live = Live(
-            console=console or Console(),
+            console=self._console,
             refresh_per_second=4,
             get_renderable=self._draw,
             redirect_stdout=True,
@@ -120,7 +121,7 @@ class LiveDisplay:
         now = self._progress
         head = Table.grid(padding=(0, 1))
         words = len(self._title) + len(now.steps()) + len(now.speed()) + len(now.eta())
-        room = self._live.console.width - words - 10
+        room = self._console.width - words - 10
         head.add_row(
             Text(self._title, style="bold"),
             ProgressBar(total=1.0, completed=now.fraction, width=max(min(room, 30), 4)),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 
 def gae(
@@ -63,6 +63,41 @@ def monte_carlo(
 
     _, returns = jax.lax.scan(back, jnp.zeros_like(reward[0]), (reward, discount), reverse=True)
     return returns
+
+
+class NStep(NamedTuple):
+    """What n steps earned, and how to go on from them."""
+
+    reward: Float[Array, " N"]
+    """Σ γ^k r_k over the steps of the first episode in the window"""
+    discount: Float[Array, " N"]
+    """factor on the value of the last step's `next_obs`: 0 after a termination"""
+    last: Int[Array, " N"]
+    """the step whose `next_obs` follows"""
+
+
+def n_step(
+    reward: Float[Array, "N n"],
+    terminated: Bool[Array, "N n"],
+    truncated: Bool[Array, "N n"],
+    gamma: Any,
+    elapsed: Any = None,
+) -> NStep:
+    """The return of a window of n steps, cut where an episode ends in it.
+
+    R = Σ_{k<m} γ^k r_k and γ^m V(next_obs_{m-1}), m being n or the steps to the first end; a truncation
+    bootstraps after its own step, a termination does not. `elapsed` counts environment steps per decision.
+    """
+    steps = reward.shape[1]
+    over = terminated | truncated
+    last = jnp.where(over.any(axis=1), jnp.argmax(over, axis=1), steps - 1).astype(jnp.int32)
+    inside = jnp.arange(steps) <= last[:, None]
+    lasted = jnp.ones_like(reward) if elapsed is None else elapsed.astype(reward.dtype)
+    after = jnp.cumsum(jnp.where(inside, lasted, 0.0), axis=1)
+    weight = gamma ** (after - lasted)
+    total = jnp.sum(jnp.where(inside, weight * reward, 0.0), axis=1)
+    ended = jnp.take_along_axis(terminated, last[:, None], axis=1)[:, 0]
+    return NStep(total, jnp.where(ended, 0.0, gamma ** after[:, -1]), last)
 
 
 def explained_variance(

@@ -1,0 +1,135 @@
+"""A ring of past transitions on the device, sampled uniformly: what off-policy algorithms learn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from sparring.types import Batch, Key, Report, Transition
+
+
+class Store(NamedTuple):
+    """Steps of every row, each row with its own write position, so that no place holds padding."""
+
+    data: Transition
+    """[S, B, …], without `mask`; `truncated` is also set before a loss, where an episode breaks off"""
+    written: Int[Array, " B"]
+    """decisions that each row has written since the start"""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Keeps the last `capacity` decisions of all rows and hands out windows of `n_step` consecutive ones.
+
+    A window never crosses the newest decision of its row; where an episode ends inside it, what follows
+    belongs to another episode and the algorithm stops there (`ops.returns.n_step`).
+    """
+
+    capacity: int
+    batch_size: int
+    n_step: int = 1
+    minimum: int = 0
+    """decisions of all rows before the first batch counts"""
+
+    def steps(self, rollout: int, rows: int) -> int:
+        """Places per row: a multiple of the rollout, so that one rollout is one contiguous write."""
+        return max(self.capacity // (rollout * rows), -(-self.n_step // rollout) + 1) * rollout
+
+    def init(self, example: Transition) -> Store:
+        rollout, rows = example.reward.shape
+        size = self.steps(rollout, rows)
+        kept = example._replace(mask=None, first=None)
+        data = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), kept)
+        return Store(data, jnp.zeros(rows, jnp.int32))
+
+    def add(self, state: Store, rollout: Transition) -> Store:
+        size = state.data.reward.shape[0]
+        new = rollout._replace(mask=None, first=None)
+        if rollout.mask is None:
+            at = state.written[0] % size
+
+            def write(old: Array, x: Array) -> Array:
+                return jax.lax.dynamic_update_slice_in_dim(old, x, at, 0)
+
+            return Store(
+                jax.tree.map(write, state.data, new), state.written + jnp.int32(rollout.reward.shape[0])
+            )
+        return _add_masked(state, new, rollout.mask, rollout.truncated)
+
+    def ready(self, state: Store) -> Array:
+        """Whether a batch can be drawn that deserves to be learned from."""
+        held = self._windows(state)
+        return (jnp.sum(state.written) >= self.minimum) & (jnp.sum(held) > 0)
+
+    def sample(self, state: Store, key: Key) -> Batch:
+        """`batch_size` windows, uniformly over all decisions that start one: leaves [N, n, …]."""
+        windows = self._windows(state)
+        total = jnp.cumsum(windows)
+        drawn = jax.random.randint(key, (self.batch_size,), 0, jnp.maximum(total[-1], 1))
+        row = jnp.searchsorted(total, drawn, side="right").astype(jnp.int32)
+        age = drawn - jnp.where(row > 0, total[row - 1], 0)
+        return self.take(state, row, age)
+
+    def take(self, state: Store, row: Int[Array, " N"], age: Int[Array, " N"]) -> Batch:
+        """The windows that start at these decisions of these rows; the oldest kept is number 0."""
+        size = state.data.reward.shape[0]
+        oldest = jnp.maximum(state.written[row] - size, 0)
+        start = (oldest + age) % size
+        place = (start[:, None] + jnp.arange(self.n_step)) % size
+        data = jax.tree.map(lambda x: x[place, row[:, None]], state.data)
+        return Batch(data, jnp.stack([start, row], axis=1))
+
+    def feedback(self, state: Store, batch: Batch, report: Report) -> Store:
+        return state
+
+    def settle(self, state: Store) -> Store:
+        return state
+
+    def _windows(self, state: Store) -> Int[Array, " B"]:
+        """Decisions of each row that start a window of full length."""
+        held = jnp.minimum(state.written, state.data.reward.shape[0])
+        return jnp.maximum(held - (self.n_step - 1), 0)
+
+
+def _add_masked(state: Store, new: Transition, mask: Array, truncated: Array) -> Store:
+    """Writes the decisions alone, each row behind its own last one; a loss ends the episode before it."""
+    size = state.data.reward.shape[0]
+    rows = jnp.arange(mask.shape[1])
+    rank = jnp.cumsum(mask, axis=0, dtype=jnp.int32)
+    lost = ~mask & truncated
+    # A decision is cut when its row's next entry that is a decision or a loss is a loss.
+    follows = jnp.concatenate([_next_is_lost(mask, lost)[1:], jnp.zeros_like(lost[:1])])
+    data = new._replace(truncated=(new.truncated & mask) | (follows & ~new.terminated))
+    place = jnp.where(mask, (state.written + rank - 1) % size, size)
+
+    def write(old: Array, x: Array) -> Array:
+        return old.at[place, rows].set(x, mode="drop")
+
+    stored = jax.tree.map(write, state.data, data)
+    # The loss may come before any decision of this rollout: then it cuts the last one stored before.
+    before = (_next_is_lost(mask, lost)[0]) & (state.written > 0)
+    last = jnp.where(before, (state.written - 1) % size, size)
+    ended = stored.truncated.at[last, rows].set(~stored.terminated[last % size, rows], mode="drop")
+    return Store(stored._replace(truncated=ended), state.written + rank[-1])
+
+
+def _next_is_lost(mask: Array, lost: Array) -> Array:
+    """For each time, whether a loss comes at it or later before any decision."""
+
+    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        mask_t, lost_t = now
+        found = jnp.where(mask_t, False, lost_t | later)
+        return found, found
+
+    return jax.lax.scan(back, jnp.zeros_like(lost[0]), (mask, lost), reverse=True)[1]
+
+
+def predicted_bytes(example: Any, capacity: int) -> int:
+    """Bytes that a ring of that capacity takes for transitions like the example's [T, B, …]."""
+    rows = example.reward.shape[0] * example.reward.shape[1]
+    kept = example._replace(mask=None, first=None)
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept)) // rows * capacity
