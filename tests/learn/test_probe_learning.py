@@ -32,12 +32,12 @@ CRITICS = [name for name in LEARNERS if name != "reinforce without baseline"]
 BOOTSTRAPPERS = ["ppo", "a2c"]
 
 
-def learn(name: str, env: Any, **settings: Any) -> tuple[Any, Any]:
+def learn(name: str, env: Any, seed: int = 0, **settings: Any) -> tuple[Any, Any]:
     """The algorithm and its state after training on a probe."""
     kind, own, iterations = LEARNERS[name]
-    algo = agent(kind, env, ROWS, float(iterations), pi=(16,), vf=(16,), **{**own, **settings})
+    algo = agent(kind, env, ROWS, float(iterations), **{"pi": (16,), "vf": (16,), **own, **settings})
     program = quick(partial(train, env=env, iterations=iterations))
-    return algo, program(algo, key=jax.random.key(0)).learner.train
+    return algo, program(algo, key=jax.random.key(seed)).learner.train
 
 
 def drawn(algo: Any, state: Any, obs: Any, legal: Any = None, greedy: bool = False) -> np.ndarray:
@@ -124,8 +124,8 @@ def test_multibinary(name):
 
 @pytest.mark.parametrize("name", CRITICS)
 def test_dict(name):
-    # An exclusive or has local optima: A2C's first steps of RMSProp are ten times its rate.
-    careful = {"learning_rate": 3e-3, "ent_coef": 0.05} if name == "a2c" else {}
+    # An exclusive or has local optima; these settings find the way out for 23 of 24 seeds.
+    careful = {"learning_rate": 3e-3, "ent_coef": 0.1, "pi": (32, 32), "vf": (32,)}
     agent_and_state = learn(name, probes.DictObservation(), **careful)
     for value in (-1.0, 1.0):
         for switch in (0, 1):
