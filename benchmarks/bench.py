@@ -11,9 +11,11 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,6 +112,28 @@ def first_update(repeat: int) -> list[dict[str, Any]]:
     return found
 
 
+def demo(repeat: int) -> list[dict[str, Any]]:
+    """`make demo` after installation: train until solved, evaluate, film; nothing compiled before is used."""
+    found = []
+    for turn in range(repeat):
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, ROOT / "examples" / "demo.py"],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=folder,
+                env=COLD,
+            )
+            seconds = time.perf_counter() - began
+        score = re.search(r"reward +([\d.]+) ±", done.stdout)
+        result = {"case": "demo", "system": "sparring", "seconds": seconds, "round": turn}
+        found.append({**result, "mean": float(score[1]) if score else None})
+        print(f"demo in {seconds:.1f} s, mean reward {found[-1]['mean']}", flush=True)
+    return found
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """Medians and ratios of every case with steps per second."""
     lines = []
@@ -134,11 +158,11 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument(
-        "--only", action="append", help="cases: cartpole-host, …, cartpole-fused, seeds, first"
+        "--only", action="append", help="cases: cartpole-host, …, cartpole-fused, seeds, first, demo"
     )
     a = parser.parse_args()
     peers = peers_python()
-    wanted = a.only or [*STEPS, "cartpole-fused", "seeds", "first"]
+    wanted = a.only or [*STEPS, "cartpole-fused", "seeds", "first", "demo"]
     results: list[dict[str, Any]] = []
     for case in STEPS:
         if case in wanted:
@@ -151,6 +175,8 @@ def main() -> None:
         results += seeds_case(a.repeat)
     if "first" in wanted:
         results += first_update(a.repeat)
+    if "demo" in wanted:
+        results += demo(a.repeat)
     print("\n" + table(results))
     kept = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
     cases = {r["case"] for r in results}

@@ -95,17 +95,18 @@ def speed() -> list[str]:
         ratios = [b / a for a, b in zip(one, eight, strict=True)]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         lines.append(f"| eight seeds against one, fused | {statistics.median(ratios):.2f} × | {spread} |")
-    first = [r["seconds"] for r in results if r["case"] == "first-update"]
-    if first:
-        spread = f"{min(first):.1f} to {max(first):.1f} s"
-        middle = statistics.median(first)
-        lines.append(f"| fresh process to the end of the first update, cold | {middle:.1f} s | {spread} |")
-    compiled = [
-        r["compile_seconds"] for r in results if r["case"] == "cartpole-fused" and r["system"] == "sparring"
-    ]
-    if compiled:
-        spread = f"{min(compiled):.1f} to {max(compiled):.1f} s"
-        lines.append(f"| compilation of the fused program | {statistics.median(compiled):.1f} s | {spread} |")
+    fused = [r for r in results if r["case"] == "cartpole-fused" and r["system"] == "sparring"]
+    for what, values in (
+        (
+            "fresh process to the end of the first update, cold",
+            [r["seconds"] for r in results if r["case"] == "first-update"],
+        ),
+        ("compilation of the fused program and its start", [r["compile_seconds"] for r in fused]),
+        ("`make demo` after installation, cold", [r["seconds"] for r in results if r["case"] == "demo"]),
+    ):
+        if values:
+            spread = f"{min(values):.1f} to {max(values):.1f} s"
+            lines.append(f"| {what} | {statistics.median(values):.1f} s | {spread} |")
     return lines
 
 
