@@ -59,19 +59,22 @@ class Model:
                     row[-1][2] = not row[-1][1]
 
 
+ADD, SAMPLE, READY = (jax.jit(f, static_argnums=0) for f in (Ring.add, Ring.sample, Ring.ready))
+N_STEP = jax.jit(n_step)
+
+
 def filled(ring: Ring, parts: list[Transition]) -> Any:
-    add = jax.jit(ring.add)
     state = ring.init(jax.tree.map(jnp.asarray, parts[0]))
     for part in parts:
-        state = add(state, jax.tree.map(jnp.asarray, part))
+        state = ADD(ring, state, jax.tree.map(jnp.asarray, part))
     return state
 
 
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 9),
-    n=st.integers(1, 3),
-    capacity=st.integers(1, 60),
+    n=st.sampled_from([1, 3]),
+    capacity=st.sampled_from([1, 60]),
     masked=st.booleans(),
 )
 def test_windows_are_the_newest_decisions_of_one_row_in_order(seed, count, n, capacity, masked):
@@ -84,10 +87,10 @@ def test_windows_are_the_newest_decisions_of_one_row_in_order(seed, count, n, ca
     size = ring.steps(T, B)
     held = [row[-size:] for row in model.rows]
     windows = [max(len(row) - n + 1, 0) for row in held]
-    assert bool(ring.ready(state)) == (sum(windows) > 0)
+    assert bool(READY(ring, state)) == (sum(windows) > 0)
     if not sum(windows):
         return
-    batch = jax.jit(ring.sample)(state, jax.random.key(seed))
+    batch = SAMPLE(ring, state, jax.random.key(seed))
     names = np.asarray(batch.data.reward)
     known = {}
     for row in held:
@@ -112,7 +115,7 @@ def test_every_decision_is_equally_likely_also_when_rows_hold_different_numbers(
     parts = [rollout(T * i, random, masked=True) for i in range(5)]
     ring = Ring(1000, 4000)
     state = filled(ring, parts)
-    drawn = np.asarray(ring.sample(state, jax.random.key(1)).data.reward).reshape(-1)
+    drawn = np.asarray(SAMPLE(ring, state, jax.random.key(1)).data.reward).reshape(-1)
     names, counts = np.unique(drawn, return_counts=True)
     assert len(names) == int(state.written.sum())
     assert len(set(np.asarray(state.written).tolist())) > 1
@@ -123,8 +126,8 @@ def test_it_is_ready_from_the_minimum_on():
     random = np.random.default_rng(0)
     ring = Ring(100, 4, minimum=T * B + 1)
     one = rollout(0, random)
-    assert not bool(ring.ready(filled(ring, [one])))
-    assert bool(ring.ready(filled(ring, [one, rollout(T, random)])))
+    assert not bool(READY(ring, filled(ring, [one])))
+    assert bool(READY(ring, filled(ring, [one, rollout(T, random)])))
     assert isinstance(ring, Replay)
 
 
@@ -147,18 +150,20 @@ def by_definition(reward, terminated, truncated, gamma, lasted):
     return total, discount, len(reward) - 1
 
 
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 6), gamma=st.floats(0.0, 1.0), timed=st.booleans())
+@given(
+    seed=st.integers(0, 10**6), n=st.sampled_from([1, 2, 5]), gamma=st.floats(0.0, 1.0), timed=st.booleans()
+)
 def test_n_step_is_its_definition(seed, n, gamma, timed):
     random = np.random.default_rng(seed)
     reward = random.normal(size=(8, n)).astype(np.float32)
     over = random.random((8, n)) < 0.3
     terminated = over & (random.random((8, n)) < 0.5)
     elapsed = random.integers(1, 4, (8, n)) if timed else None
-    got = n_step(
+    got = N_STEP(
         jnp.asarray(reward),
         jnp.asarray(terminated),
         jnp.asarray(over & ~terminated),
-        gamma,
+        jnp.float32(gamma),
         None if elapsed is None else jnp.asarray(elapsed),
     )
     lasted = np.ones((8, n)) if elapsed is None else elapsed
