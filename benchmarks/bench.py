@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sparring.runs.provenance import processor
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PEERS = ROOT / ".venv-peers"
@@ -189,13 +191,6 @@ def main() -> None:
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     merged = [r for r in kept if r["case"] not in cases] + results
     RESULTS.write_text(json.dumps({"machine": machine, "results": merged}, indent=1) + "\n")
-
-
-def processor() -> str:
-    """The processor's name where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    names = [line for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor()
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def run(options: Options, out: Output) -> int:
     finally:
         env.close()
     shown = ", ".join(f"{total:.1f}" for total in returns)
-    out.say(f"{path}: {len(returns)} episodes, returns {shown}, lengths {', '.join(map(str, lengths))}")
+    many = "episode" if len(returns) == 1 else "episodes"
+    out.say(f"{path}: {len(returns)} {many}, returns {shown}, lengths {', '.join(map(str, lengths))}")
     out.result({"path": str(path), "episodes": len(returns), "returns": returns, "lengths": lengths})
     return 0
 

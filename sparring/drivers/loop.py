@@ -46,14 +46,8 @@ class Learner(NamedTuple):
     episodes: Episodes
 
 
-def fresh(algo: Algorithm, key: Key, example: Transition, window: int) -> Learner:
-    """The learner before the first iteration; `example` has a rollout's shapes."""
-    train = algo.init(keys.once(key, keys.INIT))
-    return Learner(train, algo.replay.init(example), actor.start_episodes(example.reward.shape[1], window))
-
-
 def start(algo: Algorithm, key: Key, example: Transition, window: int) -> Learner:
-    """`fresh` as the one compiled block that every driver begins with."""
+    """The learner before the first iteration, one compiled block; `example` has a rollout's shapes."""
     leaves, structure = jax.tree.flatten(example)
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
     return _starter()(algo, key, shapes, structure, window)
@@ -61,10 +55,13 @@ def start(algo: Algorithm, key: Key, example: Transition, window: int) -> Learne
 
 @cache
 def _starter() -> Any:
-    def begin(algo: Algorithm, key: Key, shapes: Any, structure: Any, window: int) -> Learner:
-        return fresh(algo, key, jax.tree.unflatten(structure, shapes), window)
+    def fresh(algo: Algorithm, key: Key, shapes: Any, structure: Any, window: int) -> Learner:
+        example = jax.tree.unflatten(structure, shapes)
+        train = algo.init(keys.once(key, keys.INIT))
+        episodes = actor.start_episodes(example.reward.shape[1], window)
+        return Learner(train, algo.replay.init(example), episodes)
 
-    return jax.jit(begin, static_argnums=(2, 3, 4), compiler_options=once_options())
+    return jax.jit(fresh, static_argnums=(2, 3, 4), compiler_options=once_options())
 
 
 def learn(

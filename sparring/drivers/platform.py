@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from sparring.errors import ConfigError
+from sparring.runs.provenance import processor
 
 # Programs that run once: compiling them well would cost more than running them badly.
 ONCE: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -59,11 +60,13 @@ def keep_programs() -> None:
     chosen = os.environ.get("SPARRING_CACHE_DIR")
     if chosen == "" or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
-    base = chosen or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    info = Path("/proc/cpuinfo")
-    flags = [line for line in info.read_text().splitlines() if "flags" in line][:1] if info.exists() else []
-    kind = hashlib.sha256(f"{platform.machine()} {platform.processor()} {flags}".encode()).hexdigest()[:12]
+    base = chosen or os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    kind = hashlib.sha256(f"{platform.machine()} {processor('flags')}".encode()).hexdigest()[:12]
     folder = Path(base) / "sparring" / f"xla-{kind}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # nowhere to keep them: everything works, and compiles each time
     prune(folder, CACHE_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -33,7 +33,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
         "device": jax.devices()[0].device_kind,
-        "cpu": _processor(),
+        "cpu": processor(),
         "cores": visible_cores(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "x64": bool(jax.config.read("jax_enable_x64")),
@@ -63,10 +63,11 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _processor() -> str:
+def processor(field: str = "model name") -> str:
+    """What the system tells of the processor: its name, or another field such as its flags."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
+            if line.startswith(field):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -33,6 +33,13 @@ def test_programs_are_kept_where_the_user_says_or_not_at_all(tmp_path):
     assert not elsewhere.exists()
 
 
+def test_a_folder_that_cannot_be_made_is_no_trouble(tmp_path):
+    (tmp_path / "file").write_text("")
+    environment = {**os.environ, "SPARRING_CACHE_DIR": str(tmp_path / "file")}
+    strict = [sys.executable, "-W", "error", "-c", PROGRAM]
+    subprocess.run(strict, env=environment, check=True, capture_output=True)
+
+
 def test_the_oldest_programs_go_first(tmp_path: Path):
     for age, name in enumerate(("new", "middle", "old")):
         (tmp_path / name).write_bytes(bytes(100))
