@@ -54,6 +54,7 @@ def transition(state: ActorState, action: Action, extras: Any, timestep: TimeSte
         extras=extras,
         first=state.first,
         legal=state.legal,
+        next_legal=None if timestep.legal is None else timestep.legal | ended(timestep)[:, None],
         mask=None if lost is None else ~lost,
     )
 

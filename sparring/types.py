@@ -67,6 +67,8 @@ class Transition(NamedTuple):
     """Environment steps since the row's previous decision; None means 1 everywhere."""
     mask: Any = None
     arm: Any = None
+    core: Any = None
+    """State of the core before the first step of a rollout, [B, …] without a time axis."""
 
 
 class Batch(NamedTuple):
@@ -113,15 +115,31 @@ class ActorState(NamedTuple):
     arm: Int[Any, " B"] | None = None
 
 
+class Memory(NamedTuple):
+    """A replay's state. A loop of updates carries `live` alone, so `data` may be as large as it likes."""
+
+    data: Any
+    """written by `add`, never by `feedback`"""
+    live: Any = ()
+    """what `feedback` changes: priorities"""
+
+
 @runtime_checkable
 class Replay(Protocol):
     """Data between collecting and learning: pure functions over an explicit state."""
 
-    def init(self, example: Transition) -> Any: ...
-    def add(self, state: Any, rollout: Transition) -> Any: ...
-    def sample(self, state: Any, key: Key) -> Batch: ...
-    def feedback(self, state: Any, batch: Batch, report: Report) -> Any: ...
-    def settle(self, state: Any) -> Any:
+    def init(self, example: Transition) -> Memory: ...
+    def add(self, memory: Memory, rollout: Transition) -> Memory: ...
+    def ready(self, memory: Memory) -> Any:
+        """Whether there is enough to learn from; True itself when there always is."""
+        ...
+
+    def sample(self, memory: Memory, key: Key) -> Batch: ...
+    def feedback(self, memory: Memory, batch: Batch, report: Report) -> Any:
+        """The memory's `live` part after an update."""
+        ...
+
+    def settle(self, memory: Memory) -> Memory:
         """What is kept until the next iteration, of the structure that `init` returns."""
         ...
 

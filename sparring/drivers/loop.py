@@ -13,7 +13,7 @@ from sparring import actor
 from sparring.actor import Episodes
 from sparring.drivers.platform import once_options
 from sparring.ops import keys
-from sparring.types import Algorithm, Key, Metrics, Transition
+from sparring.types import Algorithm, Key, Memory, Metrics, Transition
 
 
 class Driver(Protocol):
@@ -71,20 +71,7 @@ def learn(
     replay = algo.replay
     base = keys.consumer(key, iteration, keys.UPDATE)
     memory = replay.add(learner.replay, rollout)
-
-    def update(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], Metrics]:
-        train, memory = carry
-        sample_key, update_key = keys.several(key, 2)
-        batch = replay.sample(memory, sample_key)
-        train, report = algo.update(train, batch, update_key)
-        return (train, replay.feedback(memory, batch, report)), report.metrics
-
-    if algo.plan.updates == 1:
-        (train, memory), metrics = update((learner.train, memory), base)
-    else:
-        each = keys.several(base, algo.plan.updates)
-        (train, memory), traces = jax.lax.scan(update, (learner.train, memory), each)
-        metrics = jax.tree.map(jnp.mean, traces)
+    train, live, metrics = _update(algo, learner.train, memory, base)
     train = algo.absorb(train, rollout)
     episodes = actor.count_episodes(learner.episodes, rollout)
     mean, length, count = actor.window_mean(episodes)
@@ -95,4 +82,37 @@ def learn(
         "rollout/window_episodes": count,
         "rollout/episodes": episodes.finished,
     }
-    return Learner(train, replay.settle(memory), episodes), metrics
+    return Learner(train, replay.settle(memory._replace(live=live)), episodes), metrics
+
+
+def _update(algo: Algorithm, train: Any, memory: Memory, base: Key) -> tuple[Any, Any, Metrics]:
+    """The plan's updates, or none while the replay is not ready: then the metrics are zeros."""
+    replay = algo.replay
+
+    def update(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], Metrics]:
+        train, live = carry
+        now = memory._replace(live=live)
+        sample_key, update_key = keys.several(key, 2)
+        batch = replay.sample(now, sample_key)
+        train, report = algo.update(train, batch, update_key)
+        return (train, replay.feedback(now, batch, report)), report.metrics
+
+    def learn(start: tuple[Any, Any]) -> tuple[tuple[Any, Any], Metrics]:
+        if algo.plan.updates == 1:
+            return update(start, base)
+        end, traces = jax.lax.scan(update, start, keys.several(base, algo.plan.updates))
+        return end, {name: _summary(trace) for name, trace in traces.items()}
+
+    start, ready = (train, memory.live), replay.ready(memory)
+    if ready is True:
+        (train, live), metrics = learn(start)
+    else:
+        shapes = jax.eval_shape(learn, start)[1]
+        none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        (train, live), metrics = jax.lax.cond(ready, learn, lambda start: (start, none), start)
+    return train, live, metrics
+
+
+def _summary(trace: jax.Array) -> jax.Array:
+    """One number for all updates: the last of a count, the mean of anything else."""
+    return trace[-1] if jnp.issubdtype(trace.dtype, jnp.integer) else jnp.mean(trace)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from sparring.types import Batch, Key, Report, Transition
+from sparring.types import Batch, Key, Memory, Report, Transition
 
 
 class Shelf(NamedTuple):
@@ -35,12 +35,13 @@ class Episodes:
 
     capacity: int
 
-    def init(self, example: Transition) -> Shelf:
+    def init(self, example: Transition) -> Memory:
         rows = example.reward.shape[1]
         blank = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), example)
-        return Shelf(blank, jnp.zeros(rows, jnp.int32), jnp.zeros((self.capacity, rows), bool))
+        return Memory(Shelf(blank, jnp.zeros(rows, jnp.int32), jnp.zeros((self.capacity, rows), bool)))
 
-    def add(self, state: Shelf, rollout: Transition) -> Shelf:
+    def add(self, memory: Memory, rollout: Transition) -> Memory:
+        state: Shelf = memory.data
         steps = rollout.reward.shape[0]
         data = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.data, rollout)
         present = jnp.ones_like(data.terminated) if data.mask is None else data.mask
@@ -52,17 +53,21 @@ class Episodes:
         latest = jax.lax.cummax(ends, axis=0)
         before = jnp.concatenate([ends[:1] * 0 + self.capacity - state.open - 1, latest[:-1]])
         whole = _ends_whole(over, present & (place - before <= self.capacity))
-        return Shelf(data, self.capacity + steps - 1 - latest[-1], held & present & whole)
+        return Memory(Shelf(data, self.capacity + steps - 1 - latest[-1], held & present & whole))
 
-    def sample(self, state: Shelf, key: Key) -> Batch:
-        return Batch(state.data._replace(mask=state.valid))
+    def ready(self, memory: Memory) -> bool:
+        return True
 
-    def feedback(self, state: Shelf, batch: Batch, report: Report) -> Shelf:
-        return state
+    def sample(self, memory: Memory, key: Key) -> Batch:
+        return Batch(memory.data.data._replace(mask=memory.data.valid))
 
-    def settle(self, state: Shelf) -> Shelf:
+    def feedback(self, memory: Memory, batch: Batch, report: Report) -> tuple[()]:
+        return ()
+
+    def settle(self, memory: Memory) -> Memory:
+        state: Shelf = memory.data
         kept = jax.tree.map(lambda x: x[x.shape[0] - self.capacity :], state.data)
-        return Shelf(kept, state.open, jnp.zeros_like(state.valid[: self.capacity]))
+        return Memory(Shelf(kept, state.open, jnp.zeros_like(state.valid[: self.capacity])))
 
 
 def _ends_whole(over: Bool[Array, "C B"], usable: Bool[Array, "C B"]) -> Bool[Array, "C B"]:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from sparring.types import Batch, Key, Report, Transition
+from sparring.types import Batch, Key, Memory, Report, Transition
 
 
 @dataclass(frozen=True)
 class Latest:
     """Keeps nothing between iterations."""
 
-    def init(self, example: Transition) -> Any:
+    def init(self, example: Transition) -> Memory:
+        return Memory(())
+
+    def add(self, memory: Memory, rollout: Transition) -> Memory:
+        return Memory(rollout)
+
+    def ready(self, memory: Memory) -> bool:
+        return True
+
+    def sample(self, memory: Memory, key: Key) -> Batch:
+        return Batch(memory.data)
+
+    def feedback(self, memory: Memory, batch: Batch, report: Report) -> tuple[()]:
         return ()
 
-    def add(self, state: Any, rollout: Transition) -> Any:
-        return rollout
-
-    def sample(self, state: Any, key: Key) -> Batch:
-        return Batch(state)
-
-    def feedback(self, state: Any, batch: Batch, report: Report) -> Any:
-        return state
-
-    def settle(self, state: Any) -> Any:
-        return ()
+    def settle(self, memory: Memory) -> Memory:
+        return Memory(())

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from sparring.types import Batch, Key, Report, Transition
+from sparring.types import Batch, Key, Memory, Report, Transition
 
 
 class Store(NamedTuple):
@@ -39,40 +39,39 @@ class Ring:
         """Places per row: a multiple of the rollout, so that one rollout is one contiguous write."""
         return max(self.capacity // (rollout * rows), -(-self.n_step // rollout) + 1) * rollout
 
-    def init(self, example: Transition) -> Store:
+    def init(self, example: Transition) -> Memory:
         rollout, rows = example.reward.shape
         size = self.steps(rollout, rows)
-        kept = example._replace(mask=None, first=None)
+        kept = example._replace(mask=None, first=None, core=None)
         data = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), kept)
-        return Store(data, jnp.zeros(rows, jnp.int32))
+        return Memory(Store(data, jnp.zeros(rows, jnp.int32)))
 
-    def add(self, state: Store, rollout: Transition) -> Store:
-        size = state.data.reward.shape[0]
-        new = rollout._replace(mask=None, first=None)
-        if rollout.mask is None:
-            at = state.written[0] % size
+    def add(self, memory: Memory, rollout: Transition) -> Memory:
+        state: Store = memory.data
+        new = rollout._replace(mask=None, first=None, core=None)
+        if rollout.mask is not None:
+            return Memory(_add_masked(state, new, rollout.mask, rollout.truncated))
+        at = state.written[0] % state.data.reward.shape[0]
 
-            def write(old: Array, x: Array) -> Array:
-                return jax.lax.dynamic_update_slice_in_dim(old, x, at, 0)
+        def write(old: Array, x: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(old, x, at, 0)
 
-            return Store(
-                jax.tree.map(write, state.data, new), state.written + jnp.int32(rollout.reward.shape[0])
-            )
-        return _add_masked(state, new, rollout.mask, rollout.truncated)
+        steps = jnp.int32(rollout.reward.shape[0])
+        return Memory(Store(jax.tree.map(write, state.data, new), state.written + steps))
 
-    def ready(self, state: Store) -> Array:
+    def ready(self, memory: Memory) -> Array:
         """Whether a batch can be drawn that deserves to be learned from."""
-        held = self._windows(state)
-        return (jnp.sum(state.written) >= self.minimum) & (jnp.sum(held) > 0)
+        held = self._windows(memory.data)
+        return (jnp.sum(memory.data.written) >= self.minimum) & (jnp.sum(held) > 0)
 
-    def sample(self, state: Store, key: Key) -> Batch:
+    def sample(self, memory: Memory, key: Key) -> Batch:
         """`batch_size` windows, uniformly over all decisions that start one: leaves [N, n, …]."""
-        windows = self._windows(state)
+        windows = self._windows(memory.data)
         total = jnp.cumsum(windows)
         drawn = jax.random.randint(key, (self.batch_size,), 0, jnp.maximum(total[-1], 1))
         row = jnp.searchsorted(total, drawn, side="right").astype(jnp.int32)
         age = drawn - jnp.where(row > 0, total[row - 1], 0)
-        return self.take(state, row, age)
+        return self.take(memory.data, row, age)
 
     def take(self, state: Store, row: Int[Array, " N"], age: Int[Array, " N"]) -> Batch:
         """The windows that start at these decisions of these rows; the oldest kept is number 0."""
@@ -83,11 +82,11 @@ class Ring:
         data = jax.tree.map(lambda x: x[place, row[:, None]], state.data)
         return Batch(data, jnp.stack([start, row], axis=1))
 
-    def feedback(self, state: Store, batch: Batch, report: Report) -> Store:
-        return state
+    def feedback(self, memory: Memory, batch: Batch, report: Report) -> tuple[()]:
+        return ()
 
-    def settle(self, state: Store) -> Store:
-        return state
+    def settle(self, memory: Memory) -> Memory:
+        return memory
 
     def _windows(self, state: Store) -> Int[Array, " B"]:
         """Decisions of each row that start a window of full length."""
@@ -131,5 +130,5 @@ def _next_is_lost(mask: Array, lost: Array) -> Array:
 def predicted_bytes(example: Any, capacity: int) -> int:
     """Bytes that a ring of that capacity takes for transitions like the example's [T, B, …]."""
     rows = example.reward.shape[0] * example.reward.shape[1]
-    kept = example._replace(mask=None, first=None)
+    kept = example._replace(mask=None, first=None, core=None)
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept)) // rows * capacity

@@ -28,7 +28,7 @@ def record(serial: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, ma
 def cycle(state, rollout):
     state = REPLAY.add(state, rollout)
     batch = REPLAY.sample(state, KEY)
-    state = REPLAY.feedback(state, batch, Report({}))
+    state = state._replace(live=REPLAY.feedback(state, batch, Report({})))
     return REPLAY.settle(state), batch
 
 

@@ -117,8 +117,8 @@ def test_every_decision_is_equally_likely_also_when_rows_hold_different_numbers(
     state = filled(ring, parts)
     drawn = np.asarray(SAMPLE(ring, state, jax.random.key(1)).data.reward).reshape(-1)
     names, counts = np.unique(drawn, return_counts=True)
-    assert len(names) == int(state.written.sum())
-    assert len(set(np.asarray(state.written).tolist())) > 1
+    assert len(names) == int(state.data.written.sum())
+    assert len(set(np.asarray(state.data.written).tolist())) > 1
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
@@ -135,7 +135,7 @@ def test_the_predicted_bytes_are_the_bytes():
     part = rollout(0, np.random.default_rng(0))
     ring = Ring(12 * T * B, 4)
     state = filled(ring, [part])
-    assert sum(x.nbytes for x in jax.tree.leaves(state.data)) == predicted_bytes(part, 12 * T * B)
+    assert sum(x.nbytes for x in jax.tree.leaves(state.data.data)) == predicted_bytes(part, 12 * T * B)
 
 
 def by_definition(reward, terminated, truncated, gamma, lasted):
