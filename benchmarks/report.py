@@ -38,10 +38,10 @@ def score(results: list[dict[str, Any]], kind: str = "deterministic") -> str:
 
 def learning() -> list[str]:
     """One line per row of learn.toml that has results."""
-    ours, theirs = load("sparring"), load("sb3")
+    ours, theirs, jax_peers = load("sparring"), load("sb3"), load("sbx")
     rows = tomllib.loads((HERE / "learn.toml").read_text())
     lines = [
-        "| row | seeds | deterministic | stochastic | SB3, same protocol (seeds) | target | met |",
+        "| row | seeds | deterministic | stochastic | SB3 or SBX, same protocol (seeds) | target | met |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -51,12 +51,17 @@ def learning() -> list[str]:
         results = ours[name]
         value = interval(np.array([r["deterministic"]["mean"] for r in results])).value
         peer = f"{score(theirs[name])} ({len(theirs[name])})" if name in theirs else "not run"
+        if name in jax_peers:
+            peer = f"SBX {score(jax_peers[name])} ({len(jax_peers[name])})"
         met = ""
         if "minimum" in row:
             met = "yes" if value >= row["minimum"] else f"no, by {row['minimum'] - value:.1f}"
         elif "SB3" in row["target"] and name in theirs:
             other = interval(np.array([r["deterministic"]["mean"] for r in theirs[name]])).value
             met = "yes" if value >= other else f"no, by {other - value:.1f}"
+        elif "SBX" in row["target"] and name in jax_peers:
+            low = interval(np.array([r["deterministic"]["mean"] for r in jax_peers[name]])).low
+            met = "yes" if value >= low else f"no, by {low - value:.1f}"
         lines.append(
             f"| {name} | {len(results)} | {score(results)} | {score(results, 'stochastic')} | {peer} "
             f"| {row['target']} | {met} |"

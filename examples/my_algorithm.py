@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from sparring.config import Schedulable, algorithm, configuration, resolve
-from sparring.nets import policy
-from sparring.nets.policy import Carry, Choice, Nets, PolicyConfig, Weights
+from sparring.nets import policy, sight
+from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
+from sparring.nets.sight import Carry
 from sparring.ops import optim
 from sparring.ops.returns import gae, masked_mean, standardise
 from sparring.replay.latest import Latest
@@ -67,8 +68,8 @@ class Mine:
 
     def init(self, key: Any) -> TrainState:
         nets = policy.build(self.spec, self.config, key)
-        moments = policy.start_moments(self.spec, self.config)
-        rewards = policy.start_rewards(self.spec, self.config)
+        moments = sight.start_moments(self.spec, self.config)
+        rewards = sight.start_rewards(self.spec, self.config)
         return TrainState(nets, ADAM.init(ravel_pytree(nets)[0]), moments, rewards, jnp.int32(0))
 
     def policy(self, state: TrainState) -> Weights:
@@ -87,16 +88,18 @@ class Mine:
 
     def update(self, state: TrainState, batch: Batch, key: Any) -> tuple[TrainState, Report]:
         c, rollout = resolve(self.config, state.iteration / self.horizon), batch.data
-        stats = policy.absorb_rewards(state.rewards, c, c.gamma, rollout)
-        reward = policy.scaled_reward(stats, c, rollout.reward)
-        values = policy.value(c, state.nets, state.moments, policy.seen(rollout))
-        nexts = policy.next_values(c, state.nets, state.moments, rollout, values)
+        stats = sight.absorb_rewards(state.rewards, c, c.gamma, rollout)
+        reward = sight.scaled_reward(stats, c, rollout.reward)
+        values, nexts, _ = policy.valued(c, state.nets, state.moments, rollout)
         ends = (rollout.terminated, rollout.truncated)
         advantage = gae(reward, values, nexts, *ends, c.gamma, 1.0, rollout.mask)
         target, weight = advantage + values, standardise(advantage, rollout.mask)
 
         def loss(nets: Nets) -> jax.Array:
-            chosen, value = policy.evaluate(c, nets, state.moments, policy.seen(rollout), rollout.legal)
+            seen = sight.seen(rollout)
+            chosen, value = policy.evaluate(
+                c, nets, state.moments, seen, rollout.legal, rollout.first, rollout.core
+            )
             gain = weight * chosen.log_prob(policy.drawn(rollout))
             return masked_mean(jnp.square(target - value) - gain, rollout.mask)
 
@@ -109,7 +112,7 @@ class Mine:
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
         c = resolve(self.config, state.iteration / self.horizon)
         return state._replace(
-            moments=policy.absorb_obs(state.moments, self.spec, rollout),
-            rewards=policy.absorb_rewards(state.rewards, c, c.gamma, rollout),
+            moments=sight.absorb_obs(state.moments, self.spec, rollout),
+            rewards=sight.absorb_rewards(state.rewards, c, c.gamma, rollout),
             iteration=state.iteration + 1,
         )

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparring.baselines import A2C, PPO, REINFORCE
+    from sparring.baselines import A2C, DQN, PPO, PQN, REINFORCE, SAC, TD3, CrossQ
     from sparring.common.evaluation import evaluate_policy
     from sparring.envs.registry import make
     from sparring.errors import SparringError
@@ -17,32 +17,36 @@ __version__ = "0.1.0"
 
 __all__ = [
     "A2C",
+    "DQN",
     "PPO",
+    "PQN",
     "REINFORCE",
+    "SAC",
+    "TD3",
     "Agent",
+    "CrossQ",
     "SparringError",
     "__version__",
     "evaluate_policy",
     "make",
 ]
 
+BASELINES = ("A2C", "CrossQ", "DQN", "PPO", "PQN", "REINFORCE", "SAC", "TD3")
 PLACES = {
-    "A2C": "sparring.baselines",
-    "PPO": "sparring.baselines",
-    "REINFORCE": "sparring.baselines",
+    **dict.fromkeys(BASELINES, "sparring.baselines"),
     "Agent": "sparring.model",
     "SparringError": "sparring.errors",
     "evaluate_policy": "sparring.common.evaluation",
     "make": "sparring.envs.registry",
 }
-LATER = ("DDPG", "DQN", "SAC", "TD3", "HerReplayBuffer")
+LATER = ("DDPG", "HerReplayBuffer")
 
 
 def __getattr__(name: str) -> Any:
     if name in PLACES:
         return getattr(import_module(PLACES[name]), name)
     if name in LATER:  # an AttributeError would lose the sentence in `from sparring import …`
-        raise ImportError(f"sparring has no {name} yet. Available: PPO, A2C, REINFORCE.")
+        raise ImportError(f"sparring has no {name} yet. Available: {', '.join(BASELINES)}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

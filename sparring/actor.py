@@ -59,6 +59,11 @@ def transition(state: ActorState, action: Action, extras: Any, timestep: TimeSte
     )
 
 
+def begun(rollout: Transition, carry: Any) -> Transition:
+    """The rollout with the state of the core that it began with, where there is a core."""
+    return rollout._replace(core=getattr(carry, "core", None))
+
+
 class Episodes(NamedTuple):
     """Returns and lengths: of the episodes in progress, and of the last W that ended."""
 

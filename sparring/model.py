@@ -40,6 +40,11 @@ ALGORITHMS = {
     "ppo": "sparring.algos.ppo:PPO",
     "a2c": "sparring.algos.a2c:A2C",
     "reinforce": "sparring.algos.reinforce:REINFORCE",
+    "dqn": "sparring.algos.dqn:DQN",
+    "pqn": "sparring.algos.pqn:PQN",
+    "sac": "sparring.algos.sac:SAC",
+    "td3": "sparring.algos.td3:TD3",
+    "crossq": "sparring.algos.crossq:CrossQ",
 }
 
 
@@ -248,7 +253,8 @@ class Model:
     algorithm: ClassVar[str]
     """name or reference of the algorithm"""
     log_interval: ClassVar[int] = 1
-    """iterations between tables of `verbose=1`"""
+    """iterations (or what `log_counts` counts) between tables of `verbose=1`"""
+    log_counts: ClassVar[str] = "time/iterations"
 
     def __init__(
         self,

@@ -25,6 +25,8 @@ from sparring.runs.directory import RunDirectory, Status
 
 CHUNK_SECONDS = 1.0
 """How long a fused call may keep the host waiting."""
+LEARNED = ("train/", "rollout/exploration_rate")
+"""How the names of an update's metrics begin."""
 POINTS = 2000
 """Iterations of a run whose metrics are kept, at most."""
 
@@ -230,6 +232,8 @@ class Session:
             for row in range(count):
                 iteration = first + row + 1
                 values = {name: float(x[row]) for name, x in trace.items()}
+                if values.get("train/n_updates") == 0:  # the replay is still filling
+                    values = {n: x for n, x in values.items() if not n.startswith(LEARNED)}
                 self._check_finite(values, iteration * per, index)
                 values |= {
                     "time/fps": fps,

@@ -72,7 +72,10 @@ class Transition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a replay hands to `update`: data, where it came from, and importance weights."""
+    """What a replay hands to `update`: data, where it came from, and how likely it was.
+
+    `weight` is N·P(i), of which `ops.priorities.importance` makes weights; None under uniform sampling.
+    """
 
     data: Transition
     index: Any = None

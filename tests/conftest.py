@@ -73,13 +73,44 @@ ALGORITHMS = {
     "ppo": "sparring.algos.ppo:PPO",
     "a2c": "sparring.algos.a2c:A2C",
     "reinforce": "sparring.algos.reinforce:REINFORCE",
+    "dqn": "sparring.algos.dqn:DQN",
+    "pqn": "sparring.algos.pqn:PQN",
+    "sac": "sparring.algos.sac:SAC",
+    "td3": "sparring.algos.td3:TD3",
+    "crossq": "sparring.algos.crossq:CrossQ",
 }
 """Every test that holds for all algorithms walks this list."""
 
+ACTOR_CRITICS = ("ppo", "a2c", "reinforce")
+"""They have a distribution over every kind of action, and learn from the rollout they collected."""
+CHOOSERS = ("dqn", "pqn")
+"""They choose among options: a Box needs action_bins, and bits they refuse."""
+STEERERS = ("td3", "crossq")
+"""They act with bounded numbers alone: discrete environments are not for them."""
+REPLAYERS = ("dqn", "sac", "td3", "crossq")
+"""They learn from what a replay kept."""
+
+REPLAY: dict[str, Any] = {
+    "buffer_size": 96,  # a few iterations, so that the oldest is overwritten
+    "learning_starts": 20,
+    "batch_size": 8,
+    "train_freq": 4,
+    "gradient_steps": 2,
+    "sequence_length": 4,
+    "burn_in": 2,
+    "core_size": 4,
+    "core_heads": 2,
+    "core_window": 4,
+}
 TINY: dict[str, dict[str, Any]] = {
     "ppo": {"pi": (8,), "vf": (8,), "n_steps": 8, "batch_size": 8, "n_epochs": 2},
     "a2c": {"pi": (8,), "vf": (8,), "n_steps": 8},
     "reinforce": {"pi": (8,), "vf": (8,), "n_steps": 8},
+    "dqn": {**REPLAY, "net_arch": (8,), "target_update_interval": 24},
+    "pqn": {"net_arch": (8,), "n_steps": 8, "batch_size": 8, "n_epochs": 2},
+    "sac": {**REPLAY, "pi": (8,), "qf": (8,)},
+    "td3": {**REPLAY, "pi": (8,), "qf": (8,)},
+    "crossq": {**REPLAY, "pi": (8,), "qf": (8,)},
 }
 
 

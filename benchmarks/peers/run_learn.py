@@ -1,6 +1,6 @@
-"""Run all rows and seeds of `learn_sb3.py`, a few single-threaded processes at a time.
+"""Run all rows and seeds of `learn_sb3.py` and `learn_sbx.py`, a few single-threaded processes at a time.
 
-    python benchmarks/peers/run_learn.py [--row ROW] [--jobs 2] [--pause-file PATH]
+    python benchmarks/peers/run_learn.py [--peer sb3] [--row ROW] [--jobs 2] [--pause-file PATH]
 
 The processes run at the lowest priority. Finished results are kept, so the command continues where it was
 stopped. SIGTERM or Ctrl-C stops the children and exits. While the pause file exists, the children are
@@ -17,28 +17,38 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs" / "results" / "learn"
-ORDER = (
-    "cartpole-ppo",
-    "pendulum-ppo",
-    "cartpole-a2c",
-    "lunarlander-ppo",
-    "mountaincar-ppo",
-    "mountaincar-ppo-stack4",
-)
+ORDER = {
+    "sb3": (
+        "cartpole-ppo",
+        "pendulum-ppo",
+        "cartpole-a2c",
+        "lunarlander-ppo",
+        "mountaincar-ppo",
+        "mountaincar-ppo-stack4",
+        "lunarlander-dqn",
+        "mountaincar-dqn",
+        "cartpole-dqn",
+        "pendulum-sac",
+        "pendulum-td3",
+    ),
+    "sbx": ("hopper-sac", "hopper-td3", "lunarlandercontinuous-sac", "lunarlandercontinuous-td3"),
+}
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-Job = tuple[str, int]
+Job = tuple[str, str, int]
+"""A peer, one of its rows and a seed."""
 
 
 def result_path(job: Job) -> Path:
-    """Where the result of one row and seed lies."""
-    return RESULTS / f"sb3-{job[0]}-{job[1]}.json"
+    """Where the result of a job lies."""
+    peer, row, seed = job
+    return RESULTS / f"{peer}-{row}-{seed}.json"
 
 
 def start(job: Job) -> subprocess.Popen[bytes]:
     """Start one training process."""
-    row, seed = job
-    script = str(HERE / "learn_sb3.py")
+    peer, row, seed = job
+    script = str(HERE / f"learn_{peer}.py")
     command = [sys.executable, script, "--row", row, "--seed", str(seed), "--out", str(result_path(job))]
     return subprocess.Popen(command, env=os.environ | SINGLE_THREAD)
 
@@ -60,7 +70,7 @@ def run_all(waiting: list[Job], jobs: int, pause_file: Path | None) -> list[Job]
                     del running[job]
                     if process.returncode != 0:
                         failed.append(job)
-                        say(f"{job[0]} seed {job[1]} failed with status {process.returncode}")
+                        say(f"{job} failed with status {process.returncode}")
             wanted = pause_file is not None and pause_file.exists()
             if wanted != paused:
                 paused = wanted
@@ -70,7 +80,7 @@ def run_all(waiting: list[Job], jobs: int, pause_file: Path | None) -> list[Job]
             while waiting and not paused and len(running) < jobs:
                 job = waiting.pop(0)
                 running[job] = start(job)
-                say(f"{job[0]} seed {job[1]} started as process {running[job].pid}")
+                say(f"{job} started as process {running[job].pid}")
             time.sleep(1.0)
     finally:
         for process in running.values():
@@ -84,14 +94,23 @@ def run_all(waiting: list[Job], jobs: int, pause_file: Path | None) -> list[Job]
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--row", choices=ORDER, help="only this row")
+    parser.add_argument("--peer", choices=ORDER, help="only this peer")
+    parser.add_argument(
+        "--row", choices=[row for rows in ORDER.values() for row in rows], help="only this row"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--pause-file", type=Path, help="suspend everything while this file exists")
     args = parser.parse_args()
     os.nice(19)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; run the same command to continue"))
-    jobs = [(row, seed) for row in ([args.row] if args.row else ORDER) for seed in range(args.seeds)]
+    jobs = [
+        (peer, row, seed)
+        for peer, rows in ORDER.items()
+        for row in rows
+        for seed in range(args.seeds)
+        if args.peer in (None, peer) and args.row in (None, row)
+    ]
     missing = [job for job in jobs if not result_path(job).exists()]
     say(f"{len(jobs) - len(missing)} of {len(jobs)} results exist, {len(missing)} to run")
     if failed := run_all(missing, args.jobs, args.pause_file):

@@ -1,15 +1,16 @@
-"""Environment steps per second of SBX PPO (SB3 in JAX), as one JSON line.
+"""Environment steps per second of SBX's PPO, DQN or SAC (SB3 in JAX), as one JSON line.
 
     python benchmarks/peers/speed_sbx.py cartpole-host --steps 100000
+    python benchmarks/peers/speed_sbx.py hopper-sac-host --steps 5000 --updates 2000
 
-SBX jits its policy and one minibatch update by itself, while the first iteration runs; it also reads two
-statistics back after every minibatch, which is part of its cost. `--threads` limits the cores of the process,
-because XLA sizes its thread pool by them.
+SBX jits its policy and its update by itself, while the untimed steps run; it also reads statistics back after
+every minibatch of PPO and every call of `train`, which is part of its cost. Its DQN does not clip gradients.
+`--threads` limits the cores of the process, because XLA sizes its thread pool by them.
 """
 
 import os
 
-from host_speed import make_model, measure, parse, report
+from host_speed import CASES, make_model, measure, parse, report, updates_alone
 
 
 def main() -> None:
@@ -20,26 +21,31 @@ def main() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
     import jax
-    from sbx import PPO
+    from sbx import DQN, PPO, SAC
 
-    model = make_model(PPO, args.case)
+    model = make_model({"ppo": PPO, "dqn": DQN, "sac": SAC}, args.case)
     policy = model.policy
-    env = model.get_env()
-    assert env is not None
-    # The value of one observation is compiled when the first episode is truncated: do it beforehand.
-    model.vf.apply(policy.vf_state.params, policy.prepare_obs(env.observation_space.sample())[0])
+    on_policy = CASES[args.case]["algo"] == "ppo"
+    if on_policy:
+        env = model.get_env()
+        assert env is not None
+        # The value of one observation is compiled when the first episode is truncated: do it beforehand.
+        model.vf.apply(policy.vf_state.params, policy.prepare_obs(env.observation_space.sample())[0])
 
     def settle() -> None:
-        jax.block_until_ready((policy.actor_state.params, policy.vf_state.params))
+        for name in ("actor_state", "vf_state", "qf_state"):
+            if hasattr(policy, name):
+                jax.block_until_ready(getattr(policy, name).params)
 
-    clock = measure(model, args.steps, settle)
+    clock = measure(model, args, settle)
     report(
         "sbx",
         args.case,
         clock,
-        compile_seconds=clock.compile_seconds,
+        compile_seconds=clock.compile_seconds if on_policy else None,  # hidden among steps without updates
         threads=len(os.sched_getaffinity(0)),
         packages=("sbx-rl", "jax", "flax", "stable-baselines3", "torch", "gymnasium", "numpy"),
+        updates_alone_per_second=updates_alone(model, args.updates, settle) if args.updates else None,
     )
 
 

@@ -14,8 +14,9 @@ from jaxtyping import Array, Float, Int
 
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import policy
-from sparring.nets.policy import Carry, Choice, Nets, PolicyConfig, RewardStats, Weights
+from sparring.nets import policy, sight
+from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
+from sparring.nets.sight import Carry, RewardStats
 from sparring.ops import optim
 from sparring.ops.returns import explained_variance, gae, masked_mean, standardise
 from sparring.ops.statistics import Moments
@@ -96,8 +97,8 @@ class A2C:
         return TrainState(
             nets,
             self._rule().init(ravel_pytree(nets)[0]),
-            policy.start_moments(self.spec, self.config),
-            policy.start_rewards(self.spec, self.config),
+            sight.start_moments(self.spec, self.config),
+            sight.start_rewards(self.spec, self.config),
             jnp.zeros((), jnp.int32),
         )
 
@@ -120,11 +121,10 @@ class A2C:
         return policy.value(self._now(state), state.nets, state.moments, obs)
 
     def update(self, state: TrainState, batch: Batch, key: Key) -> tuple[TrainState, Report]:
-        c, rollout = self._now(state), policy.clean(batch.data)
-        stats = policy.absorb_rewards(state.rewards, c, c.gamma, rollout)
-        reward = policy.scaled_reward(stats, c, rollout.reward)
-        values = policy.value(c, state.nets, state.moments, policy.seen(rollout))
-        nexts = policy.next_values(c, state.nets, state.moments, rollout, values)
+        c, rollout = self._now(state), sight.clean(batch.data)
+        stats = sight.absorb_rewards(state.rewards, c, c.gamma, rollout)
+        reward = sight.scaled_reward(stats, c, rollout.reward)
+        values, nexts, _ = policy.valued(c, state.nets, state.moments, rollout)
         ends = (rollout.terminated, rollout.truncated)
         advantage = gae(reward, values, nexts, *ends, c.gamma, c.gae_lambda, rollout.mask, rollout.elapsed)
         flat, unravel = ravel_pytree(state.nets)
@@ -150,8 +150,8 @@ class A2C:
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
         c = self._now(state)
         return state._replace(
-            moments=policy.absorb_obs(state.moments, self.spec, rollout),
-            rewards=policy.absorb_rewards(state.rewards, c, c.gamma, rollout),
+            moments=sight.absorb_obs(state.moments, self.spec, rollout),
+            rewards=sight.absorb_rewards(state.rewards, c, c.gamma, rollout),
             iteration=state.iteration + 1,
         )
 
@@ -165,7 +165,9 @@ def loss(
     returns: Float[Array, "T B"],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Policy gradient, value loss and entropy bonus of one rollout."""
-    chosen, value = policy.evaluate(c, nets, moments, policy.seen(rollout), rollout.legal)
+    chosen, value = policy.evaluate(
+        c, nets, moments, sight.seen(rollout), rollout.legal, rollout.first, rollout.core
+    )
     assert value is not None
     if c.normalize_advantage:
         advantage = standardise(advantage, rollout.mask)

@@ -6,6 +6,7 @@ with generalised advantages A and returns R = A + V_old, over several epochs of 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -15,10 +16,11 @@ from jaxtyping import Array, Float, Int
 
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import policy
-from sparring.nets.policy import Carry, Choice, Nets, PolicyConfig, RewardStats, Weights
+from sparring.nets import policy, sight
+from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
+from sparring.nets.sight import Carry, RewardStats
 from sparring.ops import optim
-from sparring.ops.minibatch import Epoch, epochs, mean_in_parts
+from sparring.ops.minibatch import Epoch, epochs, mean_in_parts, sequences
 from sparring.ops.returns import explained_variance, gae, masked_mean, standardise
 from sparring.ops.statistics import Moments
 from sparring.replay.latest import Latest
@@ -58,6 +60,8 @@ class PPOConfig(PolicyConfig):
     """stop the update when the approximate KL exceeds 1.5 times this"""
     adam_eps: float = 1e-5
     """ε of Adam"""
+    sequence_length: int = 0
+    """steps through which a core is trained at once; 0 takes the whole rollout"""
 
 
 class TrainState(NamedTuple):
@@ -79,7 +83,7 @@ class Progress(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What the loss needs of one transition."""
+    """What the loss needs of one transition or, with a core, of one sequence [L, …]."""
 
     obs: Any
     legal: Any
@@ -87,6 +91,11 @@ class Sample(NamedTuple):
     log_prob: Array
     advantage: Array
     value: Array
+    first: Array | None = None
+    memory: Any = None
+    """the core's state before a sequence"""
+    mask: Array | None = None
+    """steps of a sequence that count"""
 
 
 @algorithm
@@ -117,6 +126,8 @@ class PPO:
                 "n_steps × n_envs = 1: an advantage cannot be standardised alone. Use n_steps=2 or more, "
                 "or normalize_advantage=false."
             )
+        if c.core != "none":
+            return self._check_sequences()
         size = min(c.batch_size, transitions)
         if transitions % size == 0:
             return []
@@ -126,14 +137,33 @@ class PPO:
             f"of each epoch has {transitions % size} transitions. batch_size={fits} would fit."
         ]
 
+    def _check_sequences(self) -> list[str]:
+        c, length = self.config, self._length
+        if c.n_steps % length:
+            raise ConfigError(
+                f"n_steps = {c.n_steps} is not a multiple of sequence_length = {length}: the rollout cannot "
+                "be cut into sequences. Choose a divisor, or 0 for the whole rollout."
+            )
+        if c.batch_size >= length:
+            return []
+        return [
+            f"batch_size = {c.batch_size} is less than one sequence of {length} steps: a minibatch has one "
+            f"sequence. Set sequence_length={c.batch_size} or batch_size={length}."
+        ]
+
+    @property
+    def _length(self) -> int:
+        """Steps of a training sequence."""
+        return self.config.sequence_length or self.config.n_steps
+
     def init(self, key: Key) -> TrainState:
         nets = policy.build(self.spec, self.config, key)
         flat, _ = ravel_pytree(nets)
         return TrainState(
             nets,
             optim.transform("adam", self.config.adam_eps).init(flat),
-            policy.start_moments(self.spec, self.config),
-            policy.start_rewards(self.spec, self.config),
+            sight.start_moments(self.spec, self.config),
+            sight.start_rewards(self.spec, self.config),
             jnp.zeros((), jnp.int32),
         )
 
@@ -157,7 +187,7 @@ class PPO:
 
     def update(self, state: TrainState, batch: Batch, key: Key) -> tuple[TrainState, Report]:
         c = self._now(state)
-        samples, returns, mask = self._targets(c, state, policy.clean(batch.data))
+        samples, returns, mask = self._targets(c, state, sight.clean(batch.data))
         flat, unravel = ravel_pytree(state.nets)
         rule = optim.transform("adam", c.adam_eps)
 
@@ -196,7 +226,8 @@ class PPO:
             return jax.lax.cond(skip, lambda: (carry, nothing), run)
 
         start = Progress(flat, state.optimiser, jnp.bool_(False))
-        plan = epochs(key, c.n_epochs, returns.shape[0], c.batch_size, mask)
+        size = c.batch_size if c.core == "none" else max(c.batch_size // self._length, 1)
+        plan = epochs(key, c.n_epochs, returns.shape[0], size, mask)
         end, (traces, ran) = jax.lax.scan(epoch, start, plan, length=c.n_epochs)
         metrics = {name: masked_mean(trace, ran) for name, trace in traces.items()}
         metrics |= self._describe(c, samples, returns, mask)
@@ -209,19 +240,18 @@ class PPO:
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
         c = self._now(state)
         return state._replace(
-            moments=policy.absorb_obs(state.moments, self.spec, rollout),
-            rewards=policy.absorb_rewards(state.rewards, c, c.gamma, rollout),
+            moments=sight.absorb_obs(state.moments, self.spec, rollout),
+            rewards=sight.absorb_rewards(state.rewards, c, c.gamma, rollout),
             iteration=state.iteration + 1,
         )
 
     def _targets(
         self, c: PPOConfig, state: TrainState, rollout: Transition
-    ) -> tuple[Sample, Float[Array, " N"], Array | None]:
-        """Flat samples and returns, with the values of the network that acted."""
-        stats = policy.absorb_rewards(state.rewards, c, c.gamma, rollout)
-        reward = policy.scaled_reward(stats, c, rollout.reward)
-        values = policy.value(c, state.nets, state.moments, policy.seen(rollout))
-        nexts = policy.next_values(c, state.nets, state.moments, rollout, values)
+    ) -> tuple[Sample, Float[Array, "N ..."], Array | None]:
+        """Samples and returns, with the values of the network that acted, and which of them count."""
+        stats = sight.absorb_rewards(state.rewards, c, c.gamma, rollout)
+        reward = sight.scaled_reward(stats, c, rollout.reward)
+        values, nexts, memory = policy.valued(c, state.nets, state.moments, rollout, self._length)
         advantage = gae(
             reward,
             values,
@@ -234,21 +264,28 @@ class PPO:
             rollout.elapsed,
         )
         samples = Sample(
-            policy.seen(rollout),
+            sight.seen(rollout),
             rollout.legal,
             policy.drawn(rollout),
             rollout.extras.log_prob,
             advantage if c.normalize_advantage != "batch" else standardise(advantage, rollout.mask),
             values,
         )
-        flat = jax.tree.map(
-            lambda x: x.reshape((-1, *x.shape[2:])), (samples, advantage + values, rollout.mask)
-        )
-        return flat
+        if c.core == "none":
+            flat: tuple[Sample, Array, Array | None] = jax.tree.map(
+                lambda x: x.reshape((-1, *x.shape[2:])), (samples, advantage + values, rollout.mask)
+            )
+            return flat
+        samples = samples._replace(first=rollout.first, mask=rollout.mask)
+        cut = jax.tree.map(partial(sequences, length=self._length), (samples, advantage + values))
+        memory = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), memory)
+        some = None if cut[0].mask is None else jnp.any(cut[0].mask, axis=1)
+        return cut[0]._replace(memory=memory), cut[1], some
 
     def _describe(self, c: PPOConfig, samples: Sample, returns: Array, mask: Array | None) -> dict[str, Any]:
+        counts = mask if samples.mask is None else samples.mask
         return {
-            "train/explained_variance": explained_variance(samples.value, returns, mask),
+            "train/explained_variance": explained_variance(samples.value, returns, counts),
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/clip_range": jnp.asarray(c.clip_range),
         }
@@ -259,17 +296,29 @@ def gradient(
     c: PPOConfig,
     moments: Moments | None,
     samples: Sample,
-    returns: Float[Array, " N"],
+    returns: Float[Array, "N ..."],
     valid: Array | None,
 ) -> tuple[Nets, dict[str, Array]]:
-    """The loss's gradient and metrics for one minibatch."""
+    """The loss's gradient and metrics for one minibatch; `valid` says which samples count."""
+    recurrent = c.core != "none"
+    if recurrent:
+        samples, returns = time_major((samples._replace(memory=None), returns), samples.memory)
+        if valid is not None:
+            count = jnp.broadcast_to(valid, returns.shape)
+            valid = count if samples.mask is None else count & samples.mask
     if c.normalize_advantage == "minibatch":
         samples = samples._replace(advantage=standardise(samples.advantage, valid))
 
     def part(samples: Sample, returns: Array) -> tuple[Nets, dict[str, Array]]:
         return jax.grad(loss, has_aux=True)(nets, c, moments, samples, returns, valid)
 
-    return mean_in_parts(part, (samples, returns), whole=valid is not None)
+    return mean_in_parts(part, (samples, returns), whole=recurrent or valid is not None)
+
+
+def time_major(batch: tuple[Sample, Array], memory: Any) -> tuple[Sample, Array]:
+    """Sequences [N, L, …] as the core wants them, [L, N, …]."""
+    samples, returns = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), batch)
+    return samples._replace(memory=memory), returns
 
 
 def loss(
@@ -277,11 +326,13 @@ def loss(
     c: PPOConfig,
     moments: Moments | None,
     samples: Sample,
-    returns: Float[Array, " N"],
+    returns: Float[Array, "*N"],
     valid: Array | None,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """The clipped surrogate, the value loss and the entropy bonus of one minibatch."""
-    chosen, value = policy.evaluate(c, nets, moments, samples.obs, samples.legal)
+    chosen, value = policy.evaluate(
+        c, nets, moments, samples.obs, samples.legal, samples.first, samples.memory
+    )
     assert value is not None
     advantage = samples.advantage
     log_ratio = chosen.log_prob(samples.action) - samples.log_prob

@@ -16,8 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import policy
-from sparring.nets.policy import Carry, Choice, Nets, PolicyConfig, RewardStats, Weights
+from sparring.nets import policy, sight
+from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
+from sparring.nets.sight import Carry, RewardStats
 from sparring.ops import optim
 from sparring.ops.returns import explained_variance, masked_mean, monte_carlo, standardise
 from sparring.ops.statistics import Moments
@@ -105,8 +106,8 @@ class REINFORCE:
         return TrainState(
             nets,
             self._rule().init(ravel_pytree(nets)[0]),
-            policy.start_moments(self.spec, self.config),
-            policy.start_rewards(self.spec, self.config),
+            sight.start_moments(self.spec, self.config),
+            sight.start_rewards(self.spec, self.config),
             jnp.zeros((), jnp.int32),
         )
 
@@ -129,8 +130,8 @@ class REINFORCE:
         return policy.value(self._now(state), state.nets, state.moments, obs)
 
     def update(self, state: TrainState, batch: Batch, key: Key) -> tuple[TrainState, Report]:
-        c, episodes = self._now(state), policy.clean(batch.data)
-        reward = policy.scaled_reward(state.rewards, c, episodes.reward)
+        c, episodes = self._now(state), sight.clean(batch.data)
+        reward = sight.scaled_reward(state.rewards, c, episodes.reward)
         over = episodes.terminated | episodes.truncated
         returns = monte_carlo(reward, over, c.gamma, episodes.mask, episodes.elapsed)
         flat, unravel = ravel_pytree(state.nets)
@@ -164,8 +165,8 @@ class REINFORCE:
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
         c = self._now(state)
         return state._replace(
-            moments=policy.absorb_obs(state.moments, self.spec, rollout),
-            rewards=policy.absorb_rewards(state.rewards, c, c.gamma, rollout),
+            moments=sight.absorb_obs(state.moments, self.spec, rollout),
+            rewards=sight.absorb_rewards(state.rewards, c, c.gamma, rollout),
             iteration=state.iteration + 1,
         )
 
@@ -179,7 +180,10 @@ def loss(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Policy gradient of whole episodes, the baseline's loss and the entropy bonus."""
     mask = episodes.mask
-    chosen, value = policy.evaluate(c, nets, moments, policy.seen(episodes), episodes.legal)
+    memory = nets.actor.trunk.start(mask.shape[1])  # whole episodes: each begins with a reset
+    chosen, value = policy.evaluate(
+        c, nets, moments, sight.seen(episodes), episodes.legal, episodes.first, memory
+    )
     weight = returns if value is None else returns - jax.lax.stop_gradient(value)
     if c.normalize_advantage:
         weight = standardise(weight, mask)

@@ -342,7 +342,7 @@ def _displays(model: Any, goal: int, log_interval: int, progress_bar: bool) -> l
 
     shown: list[Sink] = []
     if model.verbose >= 1 and log_interval:
-        shown.append(console.LogTable(log_interval))
+        shown.append(console.LogTable(log_interval, counts=model.log_counts))
     if progress_bar:
         title = f"{type(model).__name__} {model.spec.id}"
         window = model.settings.stats_window_size

@@ -12,10 +12,16 @@ __all__ = ["Given", "config_values", "gym_space", "unwrap"]
 
 POLICIES: dict[str, dict[str, Any]] = {
     "MlpPolicy": {"network": "auto"},
-    "CnnPolicy": {"network": "cnn", "pi": (), "vf": ()},  # as SB3: nothing between NatureCNN and the heads
+    "CnnPolicy": {"network": "cnn"},
     "MultiInputPolicy": {"network": "auto"},
+    "GruPolicy": {"network": "auto", "core": "gru"},
+    "LstmPolicy": {"network": "auto", "core": "lstm"},
+    "MlpLstmPolicy": {"network": "auto", "core": "lstm"},
+    "CnnLstmPolicy": {"network": "cnn", "core": "lstm"},
+    "MultiInputLstmPolicy": {"network": "auto", "core": "lstm"},
+    "TransformerPolicy": {"network": "auto", "core": "transformer"},
+    "S5Policy": {"network": "auto", "core": "s5"},
 }
-LATER = ("GruPolicy", "LstmPolicy", "MlpLstmPolicy", "CnnLstmPolicy", "S5Policy", "TransformerPolicy")
 ACTIVATIONS = {
     "relu": "relu",
     "tanh": "tanh",
@@ -34,11 +40,21 @@ OWN_NETWORK = (
 )
 
 
+BODIES = {
+    "dqn": ("net_arch",),
+    "pqn": ("net_arch",),
+    "sac": ("pi", "qf"),
+    "td3": ("pi", "qf"),
+    "crossq": ("pi", "qf"),
+}
+"""Names of an algorithm's hidden layers, where they are not policy and value."""
+
+
 def config_values(
     policy: Any, policy_kwargs: Mapping[str, Any] | None, settings: Mapping[str, Any], algorithm: str = "ppo"
 ) -> dict[str, Any]:
     """The configuration that SB3's policy, policy_kwargs and settings mean."""
-    values = _policy(policy)
+    values = _policy(policy, algorithm)
     optimiser: dict[str, Any] = {}
     for name, value in (policy_kwargs or {}).items():
         if name not in KEYWORDS:
@@ -47,40 +63,42 @@ def config_values(
     return values | dict(settings) | optimiser  # an optimiser in policy_kwargs wins, as in SB3
 
 
-def _policy(policy: Any) -> dict[str, Any]:
+def _policy(policy: Any, algorithm: str) -> dict[str, Any]:
     if not isinstance(policy, str):
         raise ConfigError(
             f"A policy class ({getattr(policy, '__name__', type(policy).__name__)}) cannot be used, because "
             f"torch modules do not run here. Pass 'MlpPolicy', 'CnnPolicy' or 'MultiInputPolicy', shape it "
             f"with policy_kwargs, or {OWN_NETWORK}."
         )
-    if policy in LATER:
-        raise ConfigError(
-            f"{policy!r} is not available yet. Pass 'MlpPolicy' and frame_stack=4 for a short memory."
-        )
     if policy not in POLICIES:
         raise ConfigError(
             f"There is no policy {policy!r}.{nearest(policy, POLICIES)} Known: {', '.join(POLICIES)}."
         )
-    return dict(POLICIES[policy])
+    values = dict(POLICIES[policy])
+    if values["network"] == "cnn" and algorithm not in ("sac", "td3", "crossq"):
+        # As SB3: nothing between NatureCNN and the heads.
+        values |= dict.fromkeys(BODIES.get(algorithm, ("pi", "vf")), ())
+    return values
 
 
 # -- policy_kwargs ---------------------------------------------------------------------------------------
 
 
 def _net_arch(value: Any, algorithm: str) -> dict[str, Any]:
+    parts = BODIES.get(algorithm, ("pi", "vf"))
     if isinstance(value, Mapping):
-        unknown = set(value) - {"pi", "vf"}
-        if unknown:
-            raise ConfigError(f"net_arch has the parts 'pi' and 'vf', not {sorted(unknown)[0]!r}.")
-        return {"pi": tuple(value.get("pi", ())), "vf": tuple(value.get("vf", ()))}
+        unknown = set(value) - set(parts)
+        if unknown or len(parts) == 1:
+            known = "a list of sizes" if len(parts) == 1 else " and ".join(map(repr, parts))
+            raise ConfigError(f"net_arch of {algorithm.upper()} is {known}, got {dict(value)!r}.")
+        return {part: tuple(value.get(part, ())) for part in parts}
     sizes = list(value)
     if not all(isinstance(size, int) for size in sizes):
         raise ConfigError(
             f"net_arch={value!r}: layers shared by policy and value do not exist any more. Use a list of "
             "sizes, or dict(pi=[…], vf=[…])."
         )
-    return {"pi": tuple(sizes), "vf": tuple(sizes)}
+    return {part: tuple(sizes) for part in parts}
 
 
 def _activation(value: Any, algorithm: str) -> dict[str, Any]:
@@ -100,8 +118,8 @@ def _optimizer_class(value: Any, algorithm: str) -> dict[str, Any]:
     if algorithm != "a2c" and name == "Adam":
         return {}
     raise ConfigError(
-        f"optimizer_class={name} is not available: PPO and REINFORCE use Adam, A2C RMSProp or, with "
-        "use_rms_prop=False, Adam. Leave it out."
+        f"optimizer_class={name} is not available: A2C uses RMSProp or, with use_rms_prop=False, Adam; PQN "
+        "rectified Adam; the others Adam. Leave it out."
     )
 
 
@@ -161,6 +179,7 @@ KEYWORDS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
     "optimizer_kwargs": _optimizer_kwargs,
     "features_extractor_class": _extractor,
     "features_extractor_kwargs": _extractor_kwargs,
+    "n_critics": _named("n_critics"),
     "full_std": _only("full_std", True, "gSDE always learns one deviation per feature and action"),
     "use_expln": _only("use_expln", False, "deviations are exp of a parameter; leave it out"),
     "normalize_images": _only(

@@ -52,7 +52,7 @@ def collect(
     act_keys, env_keys = keys.per_step(key, iteration, (keys.ACT, keys.ENV), steps)
     start = (world.actor, world.env)
     (state, env_state), rollout = jax.lax.scan(step, start, (act_keys, env_keys), unroll=unroll)
-    return state, env_state, rollout
+    return state, env_state, actor.begun(rollout, world.actor.carry)
 
 
 def start(algo: Algorithm, env: JaxEnv, rows: int, window: int, key: Key) -> World:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from sparring import actor
 from sparring.drivers import loop
@@ -20,10 +19,25 @@ from sparring.drivers.platform import compile_seconds, prepare
 from sparring.envs.api import HostEnv
 from sparring.envs.batched import BatchedState, JaxHost
 from sparring.ops import keys
-from sparring.types import ActorState, Algorithm, Behaviour, Key, Metrics, TimeStep, Transition
+from sparring.replay import offpolicy
+from sparring.replay.host_ring import HostRing
+from sparring.replay.size import check_fits, free_bytes
+from sparring.types import (
+    ActorState,
+    Algorithm,
+    Batch,
+    Behaviour,
+    Key,
+    Memory,
+    Metrics,
+    TimeStep,
+    Transition,
+)
 
 OnStep = Callable[[TimeStep, "Host"], None]
 
+REPLAY = "replay/"
+"""How the names of a host replay's arrays begin in a checkpoint."""
 AT_ONCE = 64
 """Steps that wait before they are copied into the rollout's buffers."""
 
@@ -41,11 +55,93 @@ def _stream(key: Key, iteration: jax.Array, tag: int, steps: int) -> jax.Array:
     return jax.random.key_data(keys.per_step(key, iteration, (tag,), steps)[0])
 
 
+class Trees(NamedTuple):
+    """How flat lists become an algorithm and a learner again."""
+
+    algo: Any
+    kept: Any
+    """training state and episodes"""
+    data: Any
+    live: Any
+    names: tuple[str, ...]
+    """the metrics of an iteration"""
+
+
+@cache
+def _storing(trees: Trees) -> Any:
+    """The replay's data and live part with one more rollout, in place, and whether it is ready."""
+
+    def store(
+        floats: jax.Array, data: list[Any], live: list[Any], rollout: Transition
+    ) -> tuple[list[Any], list[Any], jax.Array]:
+        replay = jax.tree.unflatten(trees.algo, list(floats)).replay
+        memory = Memory(jax.tree.unflatten(trees.data, data), jax.tree.unflatten(trees.live, live))
+        memory = replay.add(memory, rollout)
+        return jax.tree.leaves(memory.data), jax.tree.leaves(memory.live), replay.ready(memory)
+
+    return jax.jit(store, donate_argnums=(1, 2))
+
+
+@cache
+def _learning(trees: Trees, added: bool | None) -> Any:
+    """One iteration of learning on flat lists, and what acting needs in the next one.
+
+    `added` None adds the rollout first; else it was added, and says whether the replay is ready: its data are
+    only read, and a program without a choice copies nothing. Flattening Equinox modules in Python and
+    dispatching several small programs would take longer than a small update.
+    """
+
+    def learn(
+        floats: jax.Array,
+        kept: list[Any],
+        live: list[Any],
+        data: list[Any],
+        rollout: Transition,
+        key: Key,
+        iteration: jax.Array,
+    ) -> tuple[Any, ...]:
+        algo = jax.tree.unflatten(trees.algo, list(floats))
+        train, episodes = jax.tree.unflatten(trees.kept, kept)
+        memory = Memory(jax.tree.unflatten(trees.data, data), jax.tree.unflatten(trees.live, live))
+        learner = Learner(train, memory, episodes)
+        if added is None:
+            learner, metrics = loop.learn(algo, learner, rollout, key, iteration)
+        else:
+            learner, metrics = loop.learn_on(algo, learner, rollout, key, iteration, added)
+        return (
+            jax.tree.leaves((learner.train, learner.episodes)),
+            jax.tree.leaves(learner.replay.live),
+            jax.tree.leaves(learner.replay.data) if added is None else [],
+            jax.tree.leaves(algo.policy(learner.train)),
+            _stream(key, iteration + 1, keys.ACT, algo.plan.rollout),
+            [metrics[name] for name in trees.names],
+        )
+
+    return jax.jit(learn, donate_argnums=(1, 2, 3) if added is None else (1, 2))
+
+
 @partial(jax.jit, donate_argnums=1)
-def _learn(
-    algo: Algorithm, learner: Learner, rollout: Transition, key: Key, iteration: jax.Array
+def _learn_from(
+    algo: Algorithm, learner: Learner, rollout: Transition, batches: Batch, key: Key, iteration: jax.Array
 ) -> tuple[Learner, Metrics]:
-    return loop.learn(algo, learner, rollout, key, iteration)
+    return loop.learn_from(algo, learner, rollout, whole(batches), key, iteration)
+
+
+def whole(batches: Batch) -> Batch:
+    """Batches whose windows have an observation at every step: the first, and the last step's next one."""
+    steps = batches.data.reward.shape[2]
+
+    def spread(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x[:, :, None], (*x.shape[:2], steps, *x.shape[2:]))
+
+    data = batches.data
+    seen = {"obs": jax.tree.map(spread, data.obs), "next_obs": jax.tree.map(spread, data.next_obs)}
+    return batches._replace(data=data._replace(**seen))
+
+
+@jax.jit
+def _draw(algo: Algorithm, windows: jax.Array, key: Key, iteration: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return loop.draw(algo, windows, key, iteration)
 
 
 class Host:
@@ -77,13 +173,50 @@ class Host:
         self._none_lost = np.zeros(self.rows, bool)
         self._news: list[str] = []
         self._treedef: Any = None
+        self._ahead: tuple[list[Any], Any] | None = None
+        """weights and keys to act with, where the last update left them"""
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
         self._compiled_before = compile_seconds()
         timestep = self._reset()
         self.actor = jax.tree.map(np.asarray, actor.start(self.algo, timestep))
         self._buffers, self._bins = self._allocate(timestep)
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
-        self.learner = loop.start(self.algo, self._key, example, window)
+        self._ring = self._open_ring(example)
+        self._names: tuple[str, ...] = ()
+        self._trees: Trees
+        self._floats = jnp.stack(jax.tree.leaves(self.algo))
+        self.learner = loop.start(self.algo, self._key, example, window, keeps=self._ring is None)
+        self._keeps = bool(self._data)
+        self._names = tuple(self._metric_shapes())
+        self._trees = self._trees._replace(names=self._names)
+        self._waits = self._ring is None and self.algo.replay.ready(self.learner.replay) is not True
+
+    @property
+    def learner(self) -> Learner:
+        """What learning has changed."""
+        trees = self._trees
+        train, episodes = jax.tree.unflatten(trees.kept, self._kept)
+        memory = Memory(
+            jax.tree.unflatten(trees.data, self._data), jax.tree.unflatten(trees.live, self._live)
+        )
+        return Learner(train, memory, episodes)
+
+    @learner.setter
+    def learner(self, learner: Learner) -> None:
+        self._kept, kept = jax.tree.flatten((learner.train, learner.episodes))
+        self._data, data = jax.tree.flatten(learner.replay.data)
+        self._live, live = jax.tree.flatten(learner.replay.live)
+        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names)
+        self._ahead = None
+
+    def _metric_shapes(self) -> Metrics:
+        """The metrics of an iteration, by name."""
+        if self._ring is not None:
+            return {}
+        rollout = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), actor.begun(self._buffers, self.actor.carry)
+        )
+        return jax.eval_shape(loop.learn, self.algo, self.learner, rollout, self._key, np.int32(0))[1]
 
     @property
     def compile_seconds(self) -> float:
@@ -103,16 +236,60 @@ class Host:
     def _iterate(self) -> Metrics:
         self._collect()
         collected = time.perf_counter()
-        self.learner, metrics = _learn(
-            self.algo, self.learner, self._rollout(), self._key, np.int32(self.iteration)
-        )
+        here = (self._key, np.int32(self.iteration))
+        if self._ring is None:
+            metrics = self._learn(self._rollout(), *here)
+        else:
+            rollout = self._rollout()
+            self._ring.add(rollout)
+            self.learner, metrics = _learn_from(self.algo, self.learner, rollout, self._drawn(), *here)
         metrics = jax.block_until_ready(metrics)
         self.seconds["update"] += time.perf_counter() - collected
         self.iteration += 1
         return metrics
 
+    def _learn(self, rollout: Transition, key: Key, iteration: Any) -> Metrics:
+        """Adds the rollout to the replay and learns, in one program or, where there is a wait, in two."""
+        added: bool | None = None
+        if self._waits:
+            store = _storing(self._trees)
+            self._data, self._live, ready = store(self._floats, self._data, self._live, rollout)
+            added = bool(ready)
+        learn = _learning(self._trees, added)
+        self._kept, self._live, data, *ahead, values = learn(
+            self._floats, self._kept, self._live, self._data, rollout, key, iteration
+        )
+        self._data = data if added is None else self._data
+        self._ahead = (ahead[0], ahead[1])
+        return dict(zip(self._names, values, strict=True))
+
+    def _open_ring(self, example: Transition) -> HostRing | None:
+        """The replay in the host's memory, where the settings put it there."""
+        algo = self.algo
+        if not offpolicy.on_host(algo.config, algo.spec):
+            return None
+        c, frames = algo.config, algo.config.frame_stack
+        needed = HostRing.predicted_bytes(example, c.buffer_size, c.n_steps, frames)
+        if not c.buffer_folder:
+            check_fits(needed, free_bytes(), "memory", c.buffer_size)
+        return HostRing(example, c.buffer_size, c.n_steps, frames, folder=c.buffer_folder or None)
+
+    def _drawn(self) -> Batch:
+        """The batches of this iteration's updates, [U, N, n, …]; none while the replay fills."""
+        ring, algo = self._ring, self.algo
+        assert ring is not None
+        windows = ring.windows()
+        rows, ages = _draw(algo, windows.astype(np.int32), self._key, np.int32(self.iteration))
+        rows, ages = np.asarray(rows), np.asarray(ages)
+        if ring.written < algo.replay.minimum or windows.sum() == 0:
+            rows, ages = rows[:0], ages[:0]
+        shape = rows.shape
+        data = ring.take(rows.reshape(-1), ages.reshape(-1)).data
+        return Batch(jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), data))
+
     def _collect(self) -> None:
         """Fills the buffers with one rollout."""
+        self._begun_with = self.actor.carry
         steps = self.algo.plan.rollout
         acting = self._acting()
         outside = isinstance(self.env, JaxHost)
@@ -158,10 +335,10 @@ class Host:
 
     def _rollout(self) -> Transition:
         """The buffers; a mask that masks nothing is left out, so that the dense update runs."""
-        mask = self._buffers.mask
-        if mask is None or not mask.all() or jax.tree.leaves(self.learner.replay):
-            return self._buffers
-        return self._buffers._replace(mask=None)
+        rollout = actor.begun(self._buffers, self._begun_with)
+        if rollout.mask is None or not rollout.mask.all() or self._keeps:
+            return rollout
+        return rollout._replace(mask=None)
 
     def _acting(self) -> Callable[[ActorState], tuple[Any, Any, Any]]:
         """The compiled act of this iteration's weights; each call takes the next step's key.
@@ -169,14 +346,16 @@ class Host:
         Weights travel as a plain list and the algorithm's numbers as one array: flattening Equinox modules
         in Python, and handing over many scalars, would cost more than acting.
         """
-        algo, train = self.algo, self.learner.train
+        algo = self.algo
         if self._treedef is None:
-            self._treedef = jax.tree.structure(jax.eval_shape(algo.policy, train))
-            self._floats, unravel = ravel_pytree(algo)
-            self._act = jax.jit(partial(_act, self._treedef, unravel))
+            self._treedef = jax.tree.structure(jax.eval_shape(algo.policy, self.learner.train))
+            self._act = jax.jit(partial(_act, self._treedef, self._trees.algo))
             self._remembers = bool(jax.tree.leaves(self.actor.carry))
-        weights = self._policy(algo, train)
-        stream = iter(np.asarray(_stream(self._key, np.int32(self.iteration), keys.ACT, algo.plan.rollout)))
+        if self._ahead is None:
+            steps = _stream(self._key, np.int32(self.iteration), keys.ACT, algo.plan.rollout)
+            self._ahead = (self._policy(algo, self.learner.train), steps)
+        weights, steps = self._ahead
+        stream = iter(np.asarray(steps))
         compiled, floats, remembers = self._act, self._floats, self._remembers
 
         def acting(state: ActorState) -> tuple[Any, Any, Any]:
@@ -208,7 +387,8 @@ class Host:
     def reschedule(self, horizon: float) -> None:
         """Changes the number of iterations over which schedules run; nothing is recompiled."""
         self.algo = replace(self.algo, horizon=jnp.float32(horizon))
-        self._floats = ravel_pytree(self.algo)[0]
+        self._floats = jnp.stack(jax.tree.leaves(self.algo))
+        self._ahead = None
 
     def state(self, index: int = 0) -> Situation:
         """Everything that the run has changed, but for the world outside."""
@@ -221,13 +401,21 @@ class Host:
         if isinstance(self.env, JaxHost):
             self.env.state = jax.tree.map(jnp.asarray, situation.env)
         self.iteration = iteration
+        self._ahead = None
 
     def world(self, index: int = 0) -> dict[str, np.ndarray] | None:
-        """A snapshot of the world outside; None when it cannot be taken, or is part of `state`."""
-        return None if isinstance(self.env, JaxHost) else self.env.snapshot()
+        """A snapshot of the world outside and of a replay on the host; None when there is none."""
+        outside = None if isinstance(self.env, JaxHost) else self.env.snapshot()
+        if self._ring is None:
+            return outside
+        return (outside or {}) | {f"{REPLAY}{name}": array for name, array in self._ring.state().items()}
 
     def restore_world(self, snapshot: dict[str, np.ndarray], index: int = 0) -> None:
         """Puts the world outside back to where the snapshot was taken; rows that cannot be start anew."""
+        if self._ring is not None:
+            found = {n.removeprefix(REPLAY): x for n, x in snapshot.items() if n.startswith(REPLAY)}
+            self._ring.restore(found)
+            snapshot = {name: x for name, x in snapshot.items() if not name.startswith(REPLAY)}
         if isinstance(self.env, JaxHost):
             return  # its state came with the rest
         if snapshot:
@@ -266,7 +454,7 @@ class Host:
 
 def _act(
     weights_tree: Any,
-    unravel: Callable[[jax.Array], Any],
+    algo_tree: Any,
     floats: jax.Array,
     weights: list[Any],
     obs: Any,
@@ -277,4 +465,5 @@ def _act(
 ) -> tuple[Any, Any, Any]:
     state = ActorState(obs, first, carry, legal)
     policy = jax.tree.unflatten(weights_tree, weights)
-    return actor.act(unravel(floats), policy, state, Behaviour(), jax.random.wrap_key_data(key))
+    algo = jax.tree.unflatten(algo_tree, list(floats))
+    return actor.act(algo, policy, state, Behaviour(), jax.random.wrap_key_data(key))

@@ -13,7 +13,8 @@ from sparring import actor
 from sparring.actor import Episodes
 from sparring.drivers.platform import once_options
 from sparring.ops import keys
-from sparring.types import Algorithm, Key, Memory, Metrics, Transition
+from sparring.replay.size import check_fits, free_bytes, replay_bytes
+from sparring.types import Algorithm, Batch, Key, Memory, Metrics, Transition
 
 
 class Driver(Protocol):
@@ -46,33 +47,94 @@ class Learner(NamedTuple):
     episodes: Episodes
 
 
-def start(algo: Algorithm, key: Key, example: Transition, window: int) -> Learner:
-    """The learner before the first iteration, one compiled block; `example` has a rollout's shapes."""
+def start(algo: Algorithm, key: Key, example: Transition, window: int, keeps: bool = True) -> Learner:
+    """The learner before the first iteration, one compiled block; `example` has a rollout's shapes.
+
+    Without `keeps` the replay is elsewhere. One that does not fit into memory is refused.
+    """
     leaves, structure = jax.tree.flatten(example)
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
-    return _starter()(algo, key, shapes, structure, window)
+    if keeps and hasattr(algo.config, "buffer_size"):
+        needed = replay_bytes(algo.replay, jax.tree.unflatten(structure, shapes))
+        check_fits(needed, free_on_device(), "the device's memory", algo.config.buffer_size)
+    return _starter()(algo, key, shapes, structure, window, keeps)
 
 
 @cache
 def _starter() -> Any:
-    def fresh(algo: Algorithm, key: Key, shapes: Any, structure: Any, window: int) -> Learner:
+    def fresh(algo: Algorithm, key: Key, shapes: Any, structure: Any, window: int, keeps: bool) -> Learner:
         example = jax.tree.unflatten(structure, shapes)
         train = algo.init(keys.once(key, keys.INIT))
         episodes = actor.start_episodes(example.reward.shape[1], window)
-        return Learner(train, algo.replay.init(example), episodes)
+        return Learner(train, algo.replay.init(example) if keeps else Memory(()), episodes)
 
-    return jax.jit(fresh, static_argnums=(2, 3, 4), compiler_options=once_options())
+    return jax.jit(fresh, static_argnums=(2, 3, 4, 5), compiler_options=once_options())
+
+
+def free_on_device() -> int | None:
+    """Bytes that arrays may still take where the networks are; None where nobody says."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return free_bytes()
+    facts = device.memory_stats() or {}
+    return facts["bytes_limit"] - facts["bytes_in_use"] if "bytes_limit" in facts else None
 
 
 def learn(
     algo: Algorithm, learner: Learner, rollout: Transition, key: Key, iteration: jax.Array
 ) -> tuple[Learner, Metrics]:
     """Hands the rollout to the replay, updates as often as the plan says, then absorbs its statistics."""
-    replay = algo.replay
+    memory = algo.replay.add(learner.replay, rollout)
+    return learn_on(algo, learner._replace(replay=memory), rollout, key, iteration, algo.replay.ready(memory))
+
+
+def learn_on(
+    algo: Algorithm, learner: Learner, rollout: Transition, key: Key, iteration: jax.Array, ready: Any
+) -> tuple[Learner, Metrics]:
+    """`learn` after the rollout was added; `ready` may be True or False itself where that is known."""
     base = keys.consumer(key, iteration, keys.UPDATE)
-    memory = replay.add(learner.replay, rollout)
-    train, live, metrics = _update(algo, learner.train, memory, base)
-    train = algo.absorb(train, rollout)
+    train, live, metrics = updates(algo, learner.train, learner.replay, base, ready)
+    memory = algo.replay.settle(learner.replay._replace(live=live))
+    return _absorbed(algo, learner._replace(train=train, replay=memory), rollout, metrics)
+
+
+def draw(algo: Algorithm, windows: jax.Array, key: Key, iteration: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows and ages, [U, N], of the windows that `learn` would draw from a ring on the device."""
+    each = _update_keys(algo, keys.consumer(key, iteration, keys.UPDATE))
+    return jax.vmap(lambda key: algo.replay.draw(windows, keys.several(key, 2)[0]))(each)  # type: ignore[attr-defined]
+
+
+def learn_from(
+    algo: Algorithm, learner: Learner, rollout: Transition, batches: Batch, key: Key, iteration: jax.Array
+) -> tuple[Learner, Metrics]:
+    """`learn` with batches [U, N, …] that were drawn from a replay elsewhere; U is 0 while it fills."""
+
+    def update(train: Any, now: tuple[Batch, Key]) -> tuple[Any, Metrics]:
+        batch, key = now
+        train, report = algo.update(train, batch, keys.several(key, 2)[1])
+        return train, report.metrics
+
+    each = _update_keys(algo, keys.consumer(key, iteration, keys.UPDATE))
+    if jax.tree.leaves(batches)[0].shape[0]:
+        train, traces = jax.lax.scan(update, learner.train, (batches, each))
+        metrics = {name: _summary(trace) for name, trace in traces.items()}
+    else:
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batches, each))
+        shapes = jax.eval_shape(update, learner.train, one)[1]
+        train, metrics = learner.train, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return _absorbed(algo, learner._replace(train=train), rollout, metrics)
+
+
+def _update_keys(algo: Algorithm, base: Key) -> Key:
+    """The keys of the plan's updates, [U]."""
+    return base[None] if algo.plan.updates == 1 else keys.several(base, algo.plan.updates)
+
+
+def _absorbed(
+    algo: Algorithm, learner: Learner, rollout: Transition, metrics: Metrics
+) -> tuple[Learner, Metrics]:
+    """The learner after the rollout's statistics and episodes, and all metrics."""
+    train = algo.absorb(learner.train, rollout)
     episodes = actor.count_episodes(learner.episodes, rollout)
     mean, length, count = actor.window_mean(episodes)
     metrics = {
@@ -82,35 +144,40 @@ def learn(
         "rollout/window_episodes": count,
         "rollout/episodes": episodes.finished,
     }
-    return Learner(train, replay.settle(memory._replace(live=live)), episodes), metrics
+    return learner._replace(train=train, episodes=episodes), metrics
 
 
-def _update(algo: Algorithm, train: Any, memory: Memory, base: Key) -> tuple[Any, Any, Metrics]:
+def updates(
+    algo: Algorithm, train: Any, memory: Memory, base: Key, ready: Any = True
+) -> tuple[Any, Any, Metrics]:
     """The plan's updates, or none while the replay is not ready: then the metrics are zeros."""
-    replay = algo.replay
+    replay, count = algo.replay, algo.plan.updates
 
-    def update(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], Metrics]:
-        train, live = carry
+    def update(train: Any, live: Any, key: Key) -> tuple[Any, Any, Metrics]:
         now = memory._replace(live=live)
         sample_key, update_key = keys.several(key, 2)
         batch = replay.sample(now, sample_key)
         train, report = algo.update(train, batch, update_key)
-        return (train, replay.feedback(now, batch, report)), report.metrics
+        return train, replay.feedback(now, batch, report), report.metrics
 
-    def learn(start: tuple[Any, Any]) -> tuple[tuple[Any, Any], Metrics]:
-        if algo.plan.updates == 1:
-            return update(start, base)
-        end, traces = jax.lax.scan(update, start, keys.several(base, algo.plan.updates))
-        return end, {name: _summary(trace) for name, trace in traces.items()}
+    def all_of_them(train: Any, live: Any) -> tuple[Any, Any, Metrics]:
+        if count == 1:
+            return update(train, live, base)
 
-    start, ready = (train, memory.live), replay.ready(memory)
+        def body(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], Metrics]:
+            train, live, metrics = update(*carry, key)
+            return (train, live), metrics
+
+        (train, live), traces = jax.lax.scan(body, (train, live), keys.several(base, count))
+        return train, live, {name: _summary(trace) for name, trace in traces.items()}
+
     if ready is True:
-        (train, live), metrics = learn(start)
-    else:
-        shapes = jax.eval_shape(learn, start)[1]
-        none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        (train, live), metrics = jax.lax.cond(ready, learn, lambda start: (start, none), start)
-    return train, live, metrics
+        return all_of_them(train, memory.live)
+    shapes = jax.eval_shape(all_of_them, train, memory.live)[2]
+    none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    if ready is False:
+        return train, memory.live, none
+    return jax.lax.cond(ready, all_of_them, lambda train, live: (train, live, none), train, memory.live)
 
 
 def _summary(trace: jax.Array) -> jax.Array:

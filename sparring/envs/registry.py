@@ -21,12 +21,17 @@ Backend: TypeAlias = Literal["auto", "inline", "workers"]
 
 CLASSIC = "sparring.envs.classic"
 PROBES = "sparring.envs.probes"
+MEMORY = "sparring.envs.memory"
 JAX_ENVS = {
     "CartPole-v1": f"{CLASSIC}.cartpole:CartPole",
     "MountainCar-v0": f"{CLASSIC}.mountain_car:MountainCar",
     "MountainCarContinuous-v0": f"{CLASSIC}.mountain_car:MountainCarContinuous",
     "Acrobot-v1": f"{CLASSIC}.acrobot:Acrobot",
     "Pendulum-v1": f"{CLASSIC}.pendulum:Pendulum",
+    "RepeatFirst": f"{MEMORY}:RepeatFirst",
+    "MaskedCartPole-v1": f"{MEMORY}:masked_cartpole",
+    "MaskedPendulum-v1": f"{MEMORY}:masked_pendulum",
+    "PositionMountainCar-v0": f"{MEMORY}:position_mountain_car",
     "probe/constant-value": f"{PROBES}:ConstantValue",
     "probe/observed-value": f"{PROBES}:ObservedValue",
     "probe/discounting": f"{PROBES}:Discounting",
@@ -42,6 +47,12 @@ JAX_ENVS = {
     "probe/multiply": f"{PROBES}:Multiply",
     "probe/multiply-continuous": f"{PROBES}:MultiplyContinuous",
 }
+JAX_FAMILIES = {
+    "RepeatPrevious": (f"{MEMORY}:RepeatPrevious", (4, 32)),
+    "RepeatPreviousContinuous": (f"{MEMORY}:RepeatPreviousContinuous", (4,)),
+    "TMaze": (f"{MEMORY}:TMaze", (10, 50)),
+}
+"""Environments with a number in their id, as in RepeatPrevious-4, and the numbers that are listed."""
 
 MEASURE_SECONDS = 0.1
 WORKER_OVERHEAD = 3e-4
@@ -54,13 +65,14 @@ _step_costs: dict[str, float] = {}
 
 def jax_ids() -> list[str]:
     """The ids that run as JAX environments."""
-    return list(JAX_ENVS)
+    families = (f"{name}-{n}" for name, (_, listed) in JAX_FAMILIES.items() for n in listed)
+    return [*JAX_ENVS, *families]
 
 
 def is_jax(env: Any) -> bool:
     """Whether an id or object is a JAX environment; does not build it and does not look into files."""
     if isinstance(env, str):
-        return env in JAX_ENVS
+        return env in JAX_ENVS or _family(env) is not None
     return not isinstance(env, type) and all(
         hasattr(env, name) for name in ("spec", "reset", "observe", "step")
     )
@@ -129,7 +141,7 @@ class _Options:
 
 
 def _by_name(name: str, options: _Options) -> Any:
-    if name in JAX_ENVS:
+    if is_jax(name):
         return _limited(_jax_env(name, options.kwargs), options.time_limit)
     if name.startswith("envpool:"):
         from sparring.envs.envpool import EnvPoolRows
@@ -143,11 +155,20 @@ def _by_name(name: str, options: _Options) -> Any:
 
 
 def _jax_env(name: str, kwargs: Mapping[str, Any]) -> Any:
-    module, _, cls = JAX_ENVS[name].partition(":")
+    place, number = _family(name) or (JAX_ENVS[name], ())
+    module, _, cls = place.partition(":")
     try:
-        return getattr(importlib.import_module(module), cls)(**kwargs)
+        return getattr(importlib.import_module(module), cls)(*number, **kwargs)
     except TypeError as error:
         raise ConfigError(f"{name!r} does not take these arguments {dict(kwargs)!r}: {error}.") from error
+
+
+def _family(name: str) -> tuple[str, tuple[int, ...]] | None:
+    """Where an environment with a number in its id is defined, and the number."""
+    family, _, number = name.rpartition("-")
+    if family not in JAX_FAMILIES or not number.isdecimal():
+        return None
+    return JAX_FAMILIES[family][0], (int(number),)
 
 
 def _limited(env: Any, time_limit: int | None) -> Any:

@@ -170,9 +170,10 @@ class PlainLines:
 
 
 class LogTable:
-    """SB3's table of `verbose=1`, once per `log_interval` iterations."""
+    """SB3's table of `verbose=1`, once per `log_interval` iterations or what the metric `counts` counts."""
 
-    def __init__(self, log_interval: int = 1, stream: Stream = None) -> None:
+    def __init__(self, log_interval: int = 1, stream: Stream = None, counts: str = "time/iterations") -> None:
+        self._counts = counts
         self._interval = max(int(log_interval), 1)
         self._stream = stream or sys.stdout
         self._printed = 0
@@ -182,9 +183,9 @@ class LogTable:
         if seed != 0:
             return
         self._values.update(values)
-        iteration = int(self._values.get("time/iterations", 0))
-        if iteration - self._printed >= self._interval:
-            self._printed = iteration
+        count = int(self._values.get(self._counts, 0))
+        if count - self._printed >= self._interval:
+            self._printed = count
             self._show()
 
     def close(self) -> None:

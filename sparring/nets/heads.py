@@ -55,7 +55,7 @@ class Codec:
         low, high = (jnp.asarray(b.reshape(-1), jnp.float32) for b in self.space.bounds())
         match self.inner:
             case Box() if self.squash:
-                flat = jnp.clip(low + 0.5 * (jnp.tanh(sample) + 1.0) * (high - low), low, high)
+                return unit_to_bounds(self.space, jnp.tanh(sample))
             case Box():
                 flat = jnp.clip(sample, low, high)
             case MultiDiscrete(sizes):
@@ -82,6 +82,20 @@ class Codec:
         axes = [np.linspace(a, b, bins) for a, b in zip(low, high, strict=True)]
         mesh = np.meshgrid(*axes, indexing="ij")
         return np.stack([m.reshape(-1) for m in mesh], axis=-1).astype(np.float32)
+
+
+def unit_to_bounds(space: Box, unit: Float[Array, "*N A"]) -> Array:
+    """Numbers in [-1, 1] as actions within the bounds."""
+    low, high = (jnp.asarray(b.reshape(-1), jnp.float32) for b in space.bounds())
+    flat = jnp.clip(low + 0.5 * (unit + 1.0) * (high - low), low, high)
+    return flat.reshape((*flat.shape[:-1], *space.shape))
+
+
+def bounds_to_unit(space: Box, action: Array) -> Float[Array, "*N A"]:
+    """Actions within the bounds as numbers in [-1, 1]."""
+    low, high = (jnp.asarray(b.reshape(-1), jnp.float32) for b in space.bounds())
+    flat = action.reshape((*action.shape[: action.ndim - len(space.shape)], -1))
+    return jnp.clip(2.0 * (flat - low) / (high - low) - 1.0, -1.0, 1.0)
 
 
 def codec(
@@ -198,11 +212,16 @@ class Head(eqx.Module):
 
 def _branch(logits: Array, sizes: tuple[int, ...], legal: Array | None) -> Array:
     """[..., branches·widest] as [..., branches, widest] with the padding and illegal options out of reach."""
+    table = logits.reshape((*logits.shape[:-1], len(sizes), max(sizes)))
+    return jnp.where(branches(sizes, legal), table, ILLEGAL)
+
+
+def branches(sizes: tuple[int, ...], legal: Array | None) -> Array:
+    """Which of [..., branches, widest] options exist and are legal; a mask lists all branches' in a row."""
     widest = max(sizes)
-    table = logits.reshape((*logits.shape[:-1], len(sizes), widest))
     exists = jnp.asarray(np.arange(widest)[None, :] < np.asarray(sizes)[:, None])
-    if legal is not None:  # a mask lists the options of all branches one after another
-        starts = np.cumsum([0, *sizes[:-1]])
-        index = np.minimum(starts[:, None] + np.arange(widest)[None, :], sum(sizes) - 1)
-        exists = exists & legal[..., index]
-    return jnp.where(exists, table, ILLEGAL)
+    if legal is None:
+        return exists
+    starts = np.cumsum([0, *sizes[:-1]])
+    index = np.minimum(starts[:, None] + np.arange(widest)[None, :], sum(sizes) - 1)
+    return exists & legal[..., index]

@@ -14,9 +14,27 @@ from jaxtyping import Array, Float
 from sparring.errors import ConfigError, nearest
 from sparring.ops.keys import normal, several, uniform_pair
 
+
+@jax.custom_vjp
+def relu(x: Array) -> Array:
+    """max(x, 0), whose gradient needs the output alone: what comes before it need not be kept."""
+    return jnp.maximum(x, 0.0)
+
+
+def _relu_forward(x: Array) -> tuple[Array, Array]:
+    y = jnp.maximum(x, 0.0)
+    return y, y
+
+
+def _relu_backward(y: Array, gradient: Array) -> tuple[Array]:
+    return (jnp.where(y > 0.0, gradient, 0.0),)
+
+
+relu.defvjp(_relu_forward, _relu_backward)
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
+    "relu": relu,
     "elu": jax.nn.elu,
     "gelu": jax.nn.gelu,
     "silu": jax.nn.silu,
@@ -85,33 +103,103 @@ def _matmul_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array,
         down = jax.lax.optimization_barrier(turned @ rows).T
     else:
         down = rows.T @ up
+    if outputs == 1:  # an outer product, which fuses with what comes after it
+        return gradient * weight[:, 0], down
     return gradient @ weight.T, down
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-class MLP(eqx.Module):
-    """Dense layers, each followed by the activation; with no layers, the identity."""
+class Noisy(eqx.Module):
+    """A dense layer with learned, factorised Gaussian noise (Fortunato et al. 2018, arXiv 1706.10295).
 
-    layers: tuple[Dense, ...]
+    w = μ + σ f(ε_in) f(ε_out)ᵀ with f(x) = sgn(x) √|x|; without a draw it is its mean.
+    """
+
+    weight: Float[Array, "I O"]
+    bias: Float[Array, " O"]
+    weight_noise: Float[Array, "I O"]
+    bias_noise: Float[Array, " O"]
+
+    def __init__(self, key: Any, inputs: int, outputs: int, scale: float = 0.5):
+        mean = Dense(key, inputs, outputs, None)
+        self.weight, self.bias = mean.weight, mean.bias
+        level = scale / math.sqrt(max(inputs, 1))
+        self.weight_noise = jnp.full((inputs, outputs), level)
+        self.bias_noise = jnp.full(outputs, level)
+
+    def drawn(self, key: Any) -> Noisy:
+        """The layer with its noise drawn: one whose mean is the draw."""
+        inputs, outputs = self.weight.shape
+        noise = normal(key, (inputs + outputs,))
+        noise = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+        weight = self.weight + self.weight_noise * noise[:inputs, None] * noise[inputs:]
+        bias = self.bias + self.bias_noise * noise[inputs:]
+        return eqx.tree_at(lambda layer: (layer.weight, layer.bias), self, (weight, bias))
+
+    def __call__(self, x: Float[Array, "*N I"]) -> Float[Array, "*N O"]:
+        return matmul(x, self.weight) + self.bias
+
+
+def draw_noise(net: Any, key: Any) -> Any:
+    """A network whose noisy layers are drawn."""
+    layers, tree = jax.tree.flatten(net, is_leaf=lambda x: isinstance(x, Noisy))
+    each = iter(several(key, max(sum(isinstance(x, Noisy) for x in layers), 1)))
+    drawn = [x.drawn(next(each)) if isinstance(x, Noisy) else x for x in layers]
+    return jax.tree.unflatten(tree, drawn)
+
+
+class LayerNorm(eqx.Module):
+    """Zero mean and unit deviation over the last axis, then a learned scale and shift (Ba et al. 2016)."""
+
+    scale: Float[Array, " O"]
+    shift: Float[Array, " O"]
+
+    def __init__(self, size: int):
+        self.scale, self.shift = jnp.ones(size), jnp.zeros(size)
+
+    def __call__(self, x: Float[Array, "*N O"]) -> Float[Array, "*N O"]:
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        spread = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        return centred * jax.lax.rsqrt(spread + 1e-6) * self.scale + self.shift
+
+
+class MLP(eqx.Module):
+    """Layers, each followed by the activation; with no layers, the identity.
+
+    Layers may be noisy, and a layer norm may come before every activation.
+    """
+
+    layers: tuple[Any, ...]
+    norms: tuple[LayerNorm, ...]
     activation: str = eqx.field(static=True)
     outputs: int = eqx.field(static=True)
 
-    def __init__(self, key: Any, inputs: int, sizes: tuple[int, ...], name: str, gain: float | None):
+    def __init__(
+        self,
+        key: Any,
+        inputs: int,
+        sizes: tuple[int, ...],
+        name: str,
+        gain: float | None,
+        noisy: bool = False,
+        norm: bool = False,
+    ):
         each = several(key, max(len(sizes), 1))
         widths = (inputs, *sizes)
-        self.layers = tuple(
-            Dense(k, a, b, gain) for k, a, b in zip(each, widths[:-1], widths[1:], strict=len(sizes) > 0)
-        )
+        shapes = zip(each, widths[:-1], widths[1:], strict=len(sizes) > 0)
+        self.layers = tuple(Noisy(k, a, b) if noisy else Dense(k, a, b, gain) for k, a, b in shapes)
+        self.norms = tuple(LayerNorm(size) for size in sizes) if norm else ()
         activation(name)  # an unknown name fails here, not inside a trace
         self.activation = name
         self.outputs = widths[-1]
 
     def __call__(self, x: Float[Array, "*N I"]) -> Float[Array, "*N O"]:
         function = activation(self.activation)
-        for layer in self.layers:
-            x = function(layer(x))
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            x = function(self.norms[index](x) if self.norms else x)
         return x
 
 

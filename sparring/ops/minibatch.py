@@ -64,6 +64,12 @@ def _valid_first(key: Key, mask: Bool[Array, " N"]) -> Int[Array, " N"]:
     return jnp.argsort(jnp.where(mask, words, words | jnp.uint32(1 << 31))).astype(jnp.int32)
 
 
+def sequences(x: Array, length: int) -> Array:
+    """A rollout [T, B, …] cut into sequences in time, [T / length · B, length, …], in their order of time."""
+    parts = x.reshape((x.shape[0] // length, length, *x.shape[1:]))
+    return jnp.swapaxes(parts, 1, 2).reshape((-1, length, *x.shape[2:]))
+
+
 MOST_ROWS = 256
 """Rows whose activations in a small network still fit the second-level cache of a CPU."""
 

@@ -1,4 +1,4 @@
-"""Optimisers on one flat vector, built in one place so that a clip by norm is a clip by norm."""
+"""Optimisers, built in one place so that a clip by norm is a clip by norm."""
 
 from __future__ import annotations
 
@@ -9,35 +9,42 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-Name = Literal["adam", "rmsprop"]
+Name = Literal["adam", "radam", "rmsprop"]
 
 
 class Step(NamedTuple):
     """New parameters, new optimiser state, and the gradient's norm before clipping."""
 
-    params: Float[Array, " P"]
+    params: Any
     state: Any
     norm: Float[Array, ""]
 
 
-def transform(name: Name, eps: float, decay: float = 0.99) -> optax.GradientTransformation:
-    """The direction of a step for a flat vector: Adam, or RMSProp as torch (and so SB3) defines it."""
+def transform(name: Name, eps: float, decay: float = 0.99, b1: float = 0.9) -> optax.GradientTransformation:
+    """The direction of a step: Adam, rectified Adam, or RMSProp as torch (and so SB3) defines it."""
     if name == "adam":
-        return optax.scale_by_adam(eps=eps)
+        return optax.scale_by_adam(b1=b1, eps=eps)
+    if name == "radam":
+        return optax.scale_by_radam(b1=b1, eps=eps)
     return optax.scale_by_rms(decay=decay, eps=eps, eps_in_sqrt=False, bias_correction=False)
 
 
 def apply(
     rule: optax.GradientTransformation,
-    params: Float[Array, " P"],
+    params: Any,
     state: Any,
-    gradient: Float[Array, " P"],
+    gradient: Any,
     learning_rate: Any,
     max_grad_norm: Any,
 ) -> Step:
-    """One step with the gradient scaled down to at most `max_grad_norm` (no clipping when None)."""
-    norm = jnp.sqrt(jnp.sum(jnp.square(gradient)))
+    """One step with the gradient scaled down to at most `max_grad_norm` (no clipping when None).
+
+    Parameters are a tree of arrays; many small steps on a small network are quicker on one flat vector.
+    """
+    norm = jnp.sqrt(sum((jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradient)), jnp.zeros(())))
     if max_grad_norm is not None:
-        gradient = gradient * jnp.minimum(1.0, max_grad_norm / (norm + 1e-6))
+        scale = jnp.minimum(1.0, max_grad_norm / (norm + 1e-6))
+        gradient = jax.tree.map(lambda g: g * scale, gradient)
     direction, state = rule.update(gradient, state)
-    return Step(params - learning_rate * jax.numpy.asarray(direction), state, norm)
+    new = jax.tree.map(lambda p, d: p - learning_rate * jnp.asarray(d), params, direction)
+    return Step(new, state, norm)

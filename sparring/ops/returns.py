@@ -42,6 +42,37 @@ def gae(
     return advantage
 
 
+def q_lambda(
+    reward: Float[Array, "T B"],
+    next_value: Float[Array, "T B"],
+    terminated: Bool[Array, "T B"],
+    truncated: Bool[Array, "T B"],
+    gamma: Any,
+    trace: Any,
+    mask: Bool[Array, "T B"] | None = None,
+    elapsed: Any = None,
+) -> Float[Array, "T B"]:
+    """Peng's Q(λ) (Peng & Williams 1996): G_t = r_t + γ [(1 - λ) max_a Q(s_{t+1}, a) + λ G_{t+1}].
+
+    `next_value` is max_a Q of what followed. Where an episode ends, is cut, or the rollout is over, λ is 0;
+    a termination has no value after it.
+    """
+    discount = gamma if elapsed is None else gamma**elapsed
+    follows = jnp.concatenate([jnp.ones_like(terminated[1:]), jnp.zeros_like(terminated[:1])])
+    if mask is not None:
+        follows = follows & jnp.concatenate([mask[1:], mask[:1]])
+    goes_on = follows & ~terminated & ~truncated
+
+    def back(later: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
+        reward_t, value_t, ended_t, goes_t, discount_t = now
+        ahead = jnp.where(goes_t, (1.0 - trace) * value_t + trace * later, value_t)
+        total = reward_t + jnp.where(ended_t, 0.0, discount_t * ahead)
+        return total, total
+
+    steps = (reward, next_value, terminated, goes_on, discount * jnp.ones_like(reward))
+    return jax.lax.scan(back, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
+
+
 def monte_carlo(
     reward: Float[Array, "T B"],
     ended: Bool[Array, "T B"],
@@ -98,6 +129,17 @@ def n_step(
     total = jnp.sum(jnp.where(inside, weight * reward, 0.0), axis=1)
     ended = jnp.take_along_axis(terminated, last[:, None], axis=1)[:, 0]
     return NStep(total, jnp.where(ended, 0.0, gamma ** after[:, -1]), last)
+
+
+def rescale(x: Array, epsilon: float = 1e-3) -> Array:
+    """Values in a compressed scale: h(x) = sgn(x) (√(|x| + 1) - 1) + εx (Pohlen et al. 2018)."""
+    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + epsilon * x
+
+
+def unscale(y: Array, epsilon: float = 1e-3) -> Array:
+    """The inverse of `rescale`."""
+    root = (jnp.sqrt(1.0 + 4.0 * epsilon * (jnp.abs(y) + 1.0 + epsilon)) - 1.0) / (2.0 * epsilon)
+    return jnp.sign(y) * (jnp.square(root) - 1.0)
 
 
 def explained_variance(

@@ -37,13 +37,14 @@ class Episodes:
 
     def init(self, example: Transition) -> Memory:
         rows = example.reward.shape[1]
-        blank = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), example)
+        kept = example._replace(core=None)
+        blank = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), kept)
         return Memory(Shelf(blank, jnp.zeros(rows, jnp.int32), jnp.zeros((self.capacity, rows), bool)))
 
     def add(self, memory: Memory, rollout: Transition) -> Memory:
         state: Shelf = memory.data
         steps = rollout.reward.shape[0]
-        data = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.data, rollout)
+        data = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), state.data, rollout._replace(core=None))
         present = jnp.ones_like(data.terminated) if data.mask is None else data.mask
         over = data.terminated | data.truncated
         place = jnp.arange(self.capacity + steps)[:, None]

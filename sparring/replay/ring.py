@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from sparring.types import Batch, Key, Memory, Report, Transition
 
@@ -40,47 +40,33 @@ class Ring:
         return max(self.capacity // (rollout * rows), -(-self.n_step // rollout) + 1) * rollout
 
     def init(self, example: Transition) -> Memory:
-        rollout, rows = example.reward.shape
-        size = self.steps(rollout, rows)
-        kept = example._replace(mask=None, first=None, core=None)
-        data = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), kept)
-        return Memory(Store(data, jnp.zeros(rows, jnp.int32)))
+        return Memory(blank(example, self.steps(*example.reward.shape)))
 
     def add(self, memory: Memory, rollout: Transition) -> Memory:
-        state: Store = memory.data
-        new = rollout._replace(mask=None, first=None, core=None)
-        if rollout.mask is not None:
-            return Memory(_add_masked(state, new, rollout.mask, rollout.truncated))
-        at = state.written[0] % state.data.reward.shape[0]
-
-        def write(old: Array, x: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(old, x, at, 0)
-
-        steps = jnp.int32(rollout.reward.shape[0])
-        return Memory(Store(jax.tree.map(write, state.data, new), state.written + steps))
+        return Memory(write(memory.data, rollout))
 
     def ready(self, memory: Memory) -> Array:
         """Whether a batch can be drawn that deserves to be learned from."""
-        held = self._windows(memory.data)
+        held = self.windows(memory.data)
         return (jnp.sum(memory.data.written) >= self.minimum) & (jnp.sum(held) > 0)
 
     def sample(self, memory: Memory, key: Key) -> Batch:
         """`batch_size` windows, uniformly over all decisions that start one: leaves [N, n, …]."""
-        windows = self._windows(memory.data)
+        return self.take(memory.data, *self.draw(self.windows(memory.data), key))
+
+    def draw(self, windows: Int[Array, " B"], key: Key) -> tuple[Int[Array, " N"], Int[Array, " N"]]:
+        """Row and age of `batch_size` windows, uniformly over as many as each row has."""
         total = jnp.cumsum(windows)
         drawn = jax.random.randint(key, (self.batch_size,), 0, jnp.maximum(total[-1], 1))
         row = jnp.searchsorted(total, drawn, side="right").astype(jnp.int32)
-        age = drawn - jnp.where(row > 0, total[row - 1], 0)
-        return self.take(memory.data, row, age)
+        return row, drawn - jnp.where(row > 0, total[row - 1], 0)
 
     def take(self, state: Store, row: Int[Array, " N"], age: Int[Array, " N"]) -> Batch:
         """The windows that start at these decisions of these rows; the oldest kept is number 0."""
         size = state.data.reward.shape[0]
         oldest = jnp.maximum(state.written[row] - size, 0)
         start = (oldest + age) % size
-        place = (start[:, None] + jnp.arange(self.n_step)) % size
-        data = jax.tree.map(lambda x: x[place, row[:, None]], state.data)
-        return Batch(data, jnp.stack([start, row], axis=1))
+        return Batch(read(state, start, row, self.n_step), jnp.stack([start, row], axis=1))
 
     def feedback(self, memory: Memory, batch: Batch, report: Report) -> tuple[()]:
         return ()
@@ -88,10 +74,48 @@ class Ring:
     def settle(self, memory: Memory) -> Memory:
         return memory
 
-    def _windows(self, state: Store) -> Int[Array, " B"]:
+    def windows(self, state: Store) -> Int[Array, " B"]:
         """Decisions of each row that start a window of full length."""
         held = jnp.minimum(state.written, state.data.reward.shape[0])
         return jnp.maximum(held - (self.n_step - 1), 0)
+
+
+def blank(example: Transition, size: int) -> Store:
+    """Nothing written yet: `size` places in every row of the example's [T, B, …]."""
+    kept = example._replace(mask=None, first=None, core=None)
+    data = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), kept)
+    return Store(data, jnp.zeros(example.reward.shape[1], jnp.int32))
+
+
+def write(state: Store, rollout: Transition) -> Store:
+    """The store with the decisions of a rollout behind those it holds."""
+    new = rollout._replace(mask=None, first=None, core=None)
+    if rollout.first is not None:
+        state = _broken_off(state, rollout.first[0])
+    if rollout.mask is not None:
+        return _add_masked(state, new, rollout.mask, rollout.truncated)
+    at = state.written[0] % state.data.reward.shape[0]
+
+    def one(old: Array, x: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, x, at, 0)
+
+    return Store(jax.tree.map(one, state.data, new), state.written + jnp.int32(rollout.reward.shape[0]))
+
+
+def read(state: Store, start: Int[Array, " N"], row: Int[Array, " N"], steps: int) -> Transition:
+    """So many steps from these places of these rows on: leaves [N, steps, …]."""
+    place = (start[:, None] + jnp.arange(steps)) % state.data.reward.shape[0]
+    return jax.tree.map(lambda x: x[place, row[:, None]], state.data)
+
+
+def _broken_off(state: Store, first: Bool[Array, " B"]) -> Store:
+    """The store with the last episode of these rows ended where it is: the world outside started anew."""
+    size, rows = state.data.reward.shape
+    last = (state.written - 1) % size
+    ends = state.data.terminated, state.data.truncated
+    broken = first & (state.written > 0) & ~ends[0][last, jnp.arange(rows)]
+    truncated = ends[1].at[jnp.where(broken, last, size), jnp.arange(rows)].set(True, mode="drop")
+    return state._replace(data=state.data._replace(truncated=truncated))
 
 
 def _add_masked(state: Store, new: Transition, mask: Array, truncated: Array) -> Store:

@@ -58,10 +58,17 @@ def test_policies() -> None:
     assert translate.config_values("CnnPolicy", {"net_arch": [32]}, {})["vf"] == (32,)
 
 
-@pytest.mark.parametrize("name", ["GruPolicy", "MlpLstmPolicy", "TransformerPolicy"])
-def test_policies_to_come(name: str) -> None:
-    with pytest.raises(ConfigError, match="not available yet"):
-        translate.config_values(name, None, {})
+@pytest.mark.parametrize(
+    ("name", "core"),
+    [
+        ("GruPolicy", "gru"),
+        ("MlpLstmPolicy", "lstm"),
+        ("TransformerPolicy", "transformer"),
+        ("S5Policy", "s5"),
+    ],
+)
+def test_policies_with_a_memory(name: str, core: str) -> None:
+    assert translate.config_values(name, None, {})["core"] == core
 
 
 def test_policies_that_do_not_exist() -> None:
@@ -106,11 +113,11 @@ def test_activations(given: Any, ours: str) -> None:
     ("kwargs", "problem"),
     [
         ({"net_arch": [64, {"pi": [64]}]}, r"dict\(pi="),
-        ({"net_arch": {"qf": [3]}}, "'pi' and 'vf', not 'qf'"),
+        ({"net_arch": {"qf": [3]}}, "net_arch of PPO is 'pi' and 'vf'"),
         ({"activation_fn": TorchExtractor}, "TorchExtractor is not available"),
         ({"features_extractor_class": TorchExtractor}, "torch module"),
         ({"features_extractor_kwargs": {"features_dim": 64}}, "'features_dim' cannot be set"),
-        ({"optimizer_class": TorchExtractor}, "PPO and REINFORCE use Adam"),
+        ({"optimizer_class": TorchExtractor}, "A2C uses RMSProp or"),
         ({"optimizer_kwargs": {"betas": (0.9, 0.99)}}, "'betas' cannot be set"),
         ({"use_expln": True}, "use_expln=True is not available"),
         ({"full_std": False}, "full_std=False is not available"),

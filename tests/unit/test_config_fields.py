@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ALGORITHMS, agent, algorithm, quick, train
+from conftest import ALGORITHMS, STEERERS, agent, algorithm, quick, train
 
 from sparring.config import Schedulable
 from sparring.envs.api import Outcome
@@ -47,6 +47,19 @@ class Pixels:
         return jax.random.uniform(key), Outcome(jnp.where(action == 1, state, 0.0), no, no)
 
 
+@dataclass(frozen=True)
+class PixelsContinuous(Pixels):
+    """The same picture for actions that are numbers."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec("pixels", Box((36, 36), 0, 255, "uint8"), Box((1,), -1.0, 1.0), time_limit=3)
+
+    def step(self, state: Any, action: Action, key: Key) -> tuple[Any, Outcome]:
+        no = jnp.zeros((), bool)
+        return jax.random.uniform(key), Outcome(state * action[0], no, no)
+
+
 class Trial(NamedTuple):
     """A value other than the base's, where it matters: environment and settings on top of the base."""
 
@@ -55,42 +68,94 @@ class Trial(NamedTuple):
     env: Any = DRIFT
 
 
+NORMALISED = {"normalize_obs": True, "normalize_reward": True}
 BASE: dict[str, dict[str, Any]] = {
-    "ppo": {"normalize_obs": True, "normalize_reward": True, "clip_range_vf": 10.0, "target_kl": 10.0},
-    "a2c": {"normalize_obs": True, "normalize_reward": True},
-    "reinforce": {"normalize_obs": True, "normalize_reward": True, "max_episode_steps": 5},
+    "ppo": {**NORMALISED, "clip_range_vf": 10.0, "target_kl": 10.0},
+    "a2c": NORMALISED,
+    "reinforce": {**NORMALISED, "max_episode_steps": 5},
+    "dqn": {**NORMALISED, "action_bins": (5,), "learning_starts": 4, "gradient_steps": 8},
+    "pqn": {**NORMALISED, "action_bins": (5,)},
+    "sac": {**NORMALISED, "learning_starts": 4, "gradient_steps": 8, "ent_coef": None},
+    "td3": {**NORMALISED, "learning_starts": 4, "gradient_steps": 8},
+    "crossq": {**NORMALISED, "learning_starts": 4, "gradient_steps": 8},
 }
-POLICY = {
+GRU = {"core": "gru", "core_size": 4}
+GATED = {"core": "transformer", "core_size": 4, "core_heads": 1, "core_window": 8}
+SIGHT = {
     "network": Trial("mlp", env=Pixels()),
-    "pi": Trial((6,)),
-    "vf": Trial((6,)),
-    "activation": Trial("relu"),
-    "ortho_init": Trial(False),
-    "share_features": Trial(False, env=Pixels()),
-    "log_std_init": Trial(-1.0),
-    "log_std": Trial("state"),
-    "squash": Trial(True),
-    "use_sde": Trial(True),
-    "sde_sample_freq": Trial(3, {"use_sde": True}),
-    "action_bins": Trial((3,)),
-    "action_grid": Trial("joint", {"action_bins": (3,)}),
+    "core": Trial("gru", {"core_size": 4}),
+    "core_size": Trial(6, GRU),
+    "core_layers": Trial(2, GRU),
+    "core_heads": Trial(2, GATED),
+    "core_window": Trial(3, GATED),
     "frame_stack": Trial(2),
     "normalize_obs": Trial(False),
     "normalize_reward": Trial(False),
     "clip_obs": Trial(0.1),
     "clip_reward": Trial(0.1),
     "reward_scale": Trial(0.5, {"normalize_reward": False}),
-}
-SHARED = {
     "learning_rate": Trial(1e-2),
-    "n_steps": Trial(6),
     "gamma": Trial(0.5),
+}
+BINS = {"action_bins": Trial((3,)), "action_grid": Trial("joint", {"action_bins": (3,)})}
+EXPLORE = {
+    "use_sde": Trial(True),
+    "sde_sample_freq": Trial(3, {"use_sde": True}),
+    "log_std_init": Trial(-1.0, {"use_sde": True}),
+}
+POLICY = {
+    **SIGHT,
+    **BINS,
+    **EXPLORE,
+    "pi": Trial((6,)),
+    "vf": Trial((6,)),
+    "activation": Trial("relu"),
+    "ortho_init": Trial(False),
+    "share_features": Trial(False, env=Pixels()),
+    "log_std": Trial("state"),
+    "squash": Trial(True),
+    "n_steps": Trial(6),
     "ent_coef": Trial(0.1),
     "vf_coef": Trial(0.1),
     "max_grad_norm": Trial(1e-3),
 }
-OWN = {
+PRIORITISED = {"prioritized": True}
+RECURRENT = {**PRIORITISED, **GRU}
+REPLAY = {
+    **SIGHT,
+    "activation": Trial("tanh"),
+    "buffer_size": Trial(16),
+    "learning_starts": Trial(12),
+    "batch_size": Trial(4),
+    "train_freq": Trial(3),
+    "gradient_steps": Trial(2),
+    "n_steps": Trial(2),
+    "adam_eps": Trial(0.1),
+    "prioritized": Trial(True),
+    "priority_alpha": Trial(0.1, PRIORITISED),
+    "priority_beta": Trial(1.0, PRIORITISED),
+    "priority_initial": Trial("mean", PRIORITISED),
+    "priority_eta": Trial(0.1, RECURRENT),
+    "sequence_length": Trial(3, GRU),
+    "burn_in": Trial(1, GRU),
+    "buffer": Trial("host"),
+    "buffer_folder": Trial("."),
+}
+ELSEWHERE = ("buffer", "buffer_folder")
+"""What only a driver outside JAX looks at: tests/parity/test_host_replay.py."""
+EPSILON = {
+    "exploration_fraction": Trial(1.0),
+    "exploration_initial_eps": Trial(0.5),
+    "exploration_final_eps": Trial(0.6),
+}
+CRITICS = {
+    "pi": Trial((6,)),
+    "qf": Trial((6,)),
+    "n_critics": Trial(3),
+}
+OWN: dict[str, dict[str, Trial]] = {
     "ppo": {
+        **POLICY,
         "batch_size": Trial(4),
         "n_epochs": Trial(3),
         "gae_lambda": Trial(0.5),
@@ -99,21 +164,93 @@ OWN = {
         "normalize_advantage": Trial("batch"),
         "target_kl": Trial(-1.0),
         "adam_eps": Trial(0.1),
+        "sequence_length": Trial(4, GRU),
     },
     "a2c": {
+        **POLICY,
         "gae_lambda": Trial(0.5),
         "rms_prop_eps": Trial(0.1),
         "use_rms_prop": Trial(False),
         "normalize_advantage": Trial(True),
     },
     "reinforce": {
+        **POLICY,
         "baseline": Trial(False),
         "normalize_advantage": Trial(False),
         "adam_eps": Trial(0.1),
         "max_episode_steps": Trial(3),
     },
+    "dqn": {
+        **REPLAY,
+        **BINS,
+        **EPSILON,
+        "net_arch": Trial((6,)),
+        "tau": Trial(0.5),
+        "target_update_interval": Trial(10_000),
+        "exploration": Trial("noisy"),
+        "max_grad_norm": Trial(1e-3),
+        "loss": Trial("mse"),
+        "double": Trial(True),
+        "dueling": Trial(True),
+        "value_rescale": Trial(True),
+    },
+    "pqn": {
+        **SIGHT,
+        **BINS,
+        **EPSILON,
+        "activation": Trial("tanh"),
+        "net_arch": Trial((6,)),
+        "layer_norm": Trial(False),
+        "n_steps": Trial(6),
+        "batch_size": Trial(4),
+        "n_epochs": Trial(3),
+        "q_lambda": Trial(0.1),
+        "max_grad_norm": Trial(1e-3),
+        "adam_eps": Trial(0.1),
+        "sequence_length": Trial(4, GRU),
+    },
+    "sac": {
+        **REPLAY,
+        **BINS,
+        **EXPLORE,
+        **CRITICS,
+        "share_features": Trial(True, {"batch_size": 4}, env=Pixels()),
+        "tau": Trial(0.5),
+        "ent_coef": Trial(0.5),
+        "ent_coef_init": Trial(0.1),
+        "target_entropy": Trial(5.0),
+        "target_update_interval": Trial(3),
+    },
+    "td3": {
+        **REPLAY,
+        **CRITICS,
+        "share_features": Trial(True, {"batch_size": 4}, env=PixelsContinuous()),
+        "tau": Trial(0.5),
+        "policy_delay": Trial(3),
+        "target_policy_noise": Trial(1.0),
+        "target_noise_clip": Trial(0.01),
+        "noise": Trial("ou"),
+        "noise_std": Trial(0.5),
+        "noise_theta": Trial(10.0, {"noise": "ou"}),
+        "noise_dt": Trial(0.5, {"noise": "ou"}),
+    },
+    "crossq": {
+        **REPLAY,
+        **EXPLORE,
+        **CRITICS,
+        "share_features": Trial(True, {"batch_size": 4}, env=PixelsContinuous()),
+        "policy_delay": Trial(1),
+        "ent_coef": Trial(0.5),
+        "ent_coef_init": Trial(0.1),
+        "target_entropy": Trial(5.0),
+        "adam_b1": Trial(0.9),
+        "renorm_momentum": Trial(0.5),
+        "renorm_warm_up": Trial(0.0),
+    },
 }
-TABLE = {name: {**POLICY, **SHARED, **OWN[name]} for name in ALGORITHMS}
+CHOICE_ENV = {"dqn": {"action_bins": ()}, "pqn": {"action_bins": ()}}
+"""On an environment of choices there is nothing to discretise."""
+TABLE = OWN
 
 
 def traced(name: str, field: str) -> bool:
@@ -125,15 +262,20 @@ def traced(name: str, field: str) -> bool:
 def pair(name: str, field: str) -> tuple[Any, Any, Any]:
     """Environment, the agent as it is, and the agent with the other value."""
     trial = TABLE[name][field]
-    settings = {**BASE[name], **trial.given}
+    env = trial.env
+    if isinstance(env, Pixels):
+        env = PixelsContinuous() if name in STEERERS else Pixels()
+    discrete = isinstance(env.spec.action, Discrete)
+    settings = {**BASE[name], **(CHOICE_ENV.get(name, {}) if discrete else {}), **trial.given}
     with_it = {**settings, field: trial.value}
-    return trial.env, agent(name, trial.env, 2, **settings), agent(name, trial.env, 2, **with_it)
+    return env, agent(name, env, 2, **settings), agent(name, env, 2, **with_it)
 
 
 @partial(quick, static_argnums=0)
 def outcome(env: Any, algo: Any, key: Any) -> Any:
-    """The parameters after two iterations."""
-    return jax.tree.leaves(train(algo, env, key).learner.train.nets)
+    """The parameters after four iterations."""
+    state = train(algo, env, key, 4).learner.train
+    return jax.tree.leaves(getattr(state, "nets", None) or (state.actor, state.critic))
 
 
 @cache
@@ -160,7 +302,9 @@ def test_tracing_the_same_program_twice_gives_the_same_text():
     assert program(env, algo) == first
 
 
-FIELDS = [(name, field) for name in ALGORITHMS for field in TABLE[name]]
+RARE = {name: set(fields) - set(SIGHT) - set(BINS) - set(EXPLORE) for name, fields in OWN.items()}
+"""Fields that are the algorithm's own; the others are the same code for all."""
+FIELDS = [(name, field) for name in ALGORITHMS for field in TABLE[name] if field not in ELSEWHERE]
 NUMBERS = [(n, f) for n, f in FIELDS if traced(n, f)]
 CHOICES = [(n, f) for n, f in FIELDS if not traced(n, f)]
 
@@ -183,7 +327,7 @@ def test_every_choice_changes_the_program(name, field):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "field"), [c for c in CHOICES if c[0] == "ppo" or c[1] in OWN[c[0]]])
+@pytest.mark.parametrize(("name", "field"), [c for c in CHOICES if c[0] == "ppo" or c[1] in RARE[c[0]]])
 def test_every_choice_changes_what_is_learned(name, field):
     differs(name, field)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import made_up
 
-from sparring.nets import policy
+from sparring.nets import policy, sight
 from sparring.nets.policy import Behaviour, Choice, PolicyConfig, Weights
 from sparring.ops import statistics
 from sparring.spaces import Box, Dict, Discrete, EnvSpec
@@ -59,7 +59,7 @@ def rollout(frames: int = 1, mask: np.ndarray | None = None, seed: int = 0, **ch
 def test_a_stack_pushes_the_newest_last_and_a_first_observation_fills_it():
     frames = jnp.arange(12.0).reshape(2, 3, 2)
     obs = jnp.array([[100.0, 101.0], [200.0, 201.0]])
-    got = np.asarray(policy.stack(frames, obs, jnp.array([False, True])))
+    got = np.asarray(sight.stack(frames, obs, jnp.array([False, True])))
     np.testing.assert_array_equal(got[0], [[2, 3], [4, 5], [100, 101]])
     np.testing.assert_array_equal(got[1], [[200, 201]] * 3)
 
@@ -79,12 +79,12 @@ def test_acting_carries_the_stack_from_step_to_step():
 
 def test_what_is_seen_next_is_the_stack_pushed_by_the_observation_before_reset():
     data = rollout(frames=3)
-    got = np.asarray(policy.seen_next(data))
+    got = np.asarray(sight.seen_next(data))
     np.testing.assert_array_equal(got[:, :, :2], np.asarray(data.extras.frames)[:, :, 1:])
     np.testing.assert_array_equal(got[:, :, 2], data.next_obs)
     plain = rollout()
-    assert policy.seen(plain) is plain.obs
-    assert policy.seen_next(plain) is plain.next_obs
+    assert sight.seen(plain) is plain.obs
+    assert sight.seen_next(plain) is plain.next_obs
 
 
 MASKS = {
@@ -107,9 +107,8 @@ def test_next_values_are_the_network_at_the_next_observation(name, frames):
         if frames > 1:
             shown = jnp.where(jnp.asarray(mask)[..., None, None], data.extras.frames, 1e3)
             data = data._replace(extras=data.extras._replace(frames=shown))
-    values = policy.value(config, nets, None, policy.seen(data))
-    got = np.asarray(policy.next_values(config, nets, None, data, values))
-    direct = np.asarray(policy.value(config, nets, None, policy.seen_next(data)))
+    got = np.asarray(policy.valued(config, nets, None, data).next_value)
+    direct = np.asarray(policy.value(config, nets, None, sight.seen_next(data)))
     counts = ~np.asarray(data.terminated) & (np.ones((T, B), bool) if mask is None else mask)
     np.testing.assert_allclose(got[counts], direct[counts], rtol=1e-5, atol=1e-6)
     assert np.asarray(data.truncated)[counts].any()
@@ -120,8 +119,7 @@ def test_next_values_without_a_cut_need_the_network_only_at_the_end():
     data = rollout(truncated=none, terminated=none)
     data = data._replace(next_obs=jnp.concatenate([data.obs[1:], data.next_obs[-1:]]))
     nets = build(SPEC, PLAIN, jax.random.key(0))
-    values = policy.value(PLAIN, nets, None, data.obs)
-    got = policy.next_values(PLAIN, nets, None, data, values)
+    values, got, _ = policy.valued(PLAIN, nets, None, data)
     np.testing.assert_array_equal(got[:-1], values[1:])
     np.testing.assert_allclose(got, policy.value(PLAIN, nets, None, data.next_obs), rtol=1e-5, atol=1e-6)
 
@@ -134,10 +132,10 @@ NORMALISED = replace(
 @pytest.mark.parametrize("name", MASKS)
 def test_reward_statistics_are_those_of_a_plain_loop_over_discounted_returns(name):
     gamma, mask = 0.9, MASKS[name]
-    stats, running, totals = policy.start_rewards(SPEC, NORMALISED), np.zeros(B), []
+    stats, running, totals = sight.start_rewards(SPEC, NORMALISED), np.zeros(B), []
     for part in range(3):
         data = rollout(mask=mask, seed=part)
-        stats = policy.absorb_rewards(stats, NORMALISED, gamma, data)
+        stats = sight.absorb_rewards(stats, NORMALISED, gamma, data)
         ended = np.asarray(data.terminated | data.truncated)
         for t in range(T):
             for b in range(B):
@@ -149,7 +147,7 @@ def test_reward_statistics_are_those_of_a_plain_loop_over_discounted_returns(nam
     assert float(stats.moments.count) == len(totals)
     assert float(statistics.variance(stats.moments)) == pytest.approx(np.var(totals), rel=1e-3)
     np.testing.assert_allclose(stats.running, running, rtol=1e-4, atol=1e-5)
-    scaled = policy.scaled_reward(stats, NORMALISED, data.reward)
+    scaled = sight.scaled_reward(stats, NORMALISED, data.reward)
     wanted = np.clip(0.5 * np.asarray(data.reward) / np.sqrt(np.var(totals) + 1e-8), -1.5, 1.5)
     np.testing.assert_allclose(scaled, wanted, rtol=1e-3, atol=1e-5)
     assert np.isclose(np.abs(wanted).max(), 1.5)
@@ -157,51 +155,51 @@ def test_reward_statistics_are_those_of_a_plain_loop_over_discounted_returns(nam
 
 def test_rewards_are_scaled_even_when_they_are_not_normalised():
     config = replace(PLAIN, reward_scale=0.25)
-    assert policy.start_rewards(SPEC, config) is None
-    np.testing.assert_allclose(policy.scaled_reward(None, config, jnp.array([4.0, -100.0])), [1.0, -25.0])
+    assert sight.start_rewards(SPEC, config) is None
+    np.testing.assert_allclose(sight.scaled_reward(None, config, jnp.array([4.0, -100.0])), [1.0, -25.0])
 
 
 def test_masked_rewards_may_be_nan():
     mask = MASKS["holes"]
     data = rollout(mask=mask)
     junk = data._replace(reward=jnp.where(jnp.asarray(mask), data.reward, jnp.nan))
-    start = policy.start_rewards(SPEC, NORMALISED)
-    clean, dirty = (policy.absorb_rewards(start, NORMALISED, 0.9, d) for d in (data, junk))
+    start = sight.start_rewards(SPEC, NORMALISED)
+    clean, dirty = (sight.absorb_rewards(start, NORMALISED, 0.9, d) for d in (data, junk))
     jax.tree.map(np.testing.assert_array_equal, clean, dirty)
 
 
 def test_observations_are_normalised_with_what_was_seen_and_clipped():
-    data, moments = rollout(), policy.start_moments(SPEC, NORMALISED)
-    moments = policy.absorb_obs(moments, SPEC, data)
+    data, moments = rollout(), sight.start_moments(SPEC, NORMALISED)
+    moments = sight.absorb_obs(moments, SPEC, data)
     flat = np.asarray(data.obs).reshape(-1, 2)
     wanted = np.clip((flat - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-8), -1.0, 1.0)
-    got = policy.sight(NORMALISED.clip_obs, moments, SPEC.observation, data.obs)
+    got = sight.normalised(NORMALISED.clip_obs, moments, SPEC.observation, data.obs)
     np.testing.assert_allclose(np.asarray(got).reshape(-1, 2), wanted, rtol=1e-3, atol=1e-4)
-    assert policy.sight(PLAIN.clip_obs, None, SPEC.observation, data.obs) is data.obs
+    assert sight.normalised(PLAIN.clip_obs, None, SPEC.observation, data.obs) is data.obs
 
 
 def test_only_real_numbers_of_a_dict_are_normalised():
     space = Dict((("a", Box((2,))), ("b", Discrete(3)), ("c", Box((4,), 0, 255, "uint8"))))
-    assert policy.normalisable(space) == ("a",)
+    assert sight.normalisable(space) == ("a",)
     spec = replace(SPEC, observation=space)
     obs = {
         "a": jnp.full((T, B, 2), 3.0),
         "b": jnp.ones((T, B), jnp.int32),
         "c": jnp.full((T, B, 4), 9, jnp.uint8),
     }
-    moments = policy.absorb_obs(policy.start_moments(spec, NORMALISED), spec, rollout(obs=obs))
-    seen = policy.sight(NORMALISED.clip_obs, moments, space, obs)
+    moments = sight.absorb_obs(sight.start_moments(spec, NORMALISED), spec, rollout(obs=obs))
+    seen = sight.normalised(NORMALISED.clip_obs, moments, space, obs)
     np.testing.assert_allclose(seen["a"], 0.0, atol=1e-3)
     assert seen["b"] is obs["b"]
     assert seen["c"] is obs["c"]
-    assert policy.start_moments(replace(SPEC, observation=Discrete(3)), NORMALISED) is None
+    assert sight.start_moments(replace(SPEC, observation=Discrete(3)), NORMALISED) is None
 
 
 def test_a_stack_is_normalised_frame_by_frame():
     data = rollout(frames=3)
-    moments = policy.absorb_obs(policy.start_moments(SPEC, NORMALISED), SPEC, data)
-    whole = policy.sight(NORMALISED.clip_obs, moments, SPEC.observation, data.extras.frames)
-    single = policy.sight(NORMALISED.clip_obs, moments, SPEC.observation, data.extras.frames[:, :, 1])
+    moments = sight.absorb_obs(sight.start_moments(SPEC, NORMALISED), SPEC, data)
+    whole = sight.normalised(NORMALISED.clip_obs, moments, SPEC.observation, data.extras.frames)
+    single = sight.normalised(NORMALISED.clip_obs, moments, SPEC.observation, data.extras.frames[:, :, 1])
     np.testing.assert_array_equal(whole[:, :, 1], single)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ALGORITHMS, agent, differences, experience, quick
+from conftest import ACTOR_CRITICS, agent, differences, experience, quick
 
 from sparring.envs.probes import MultiplyContinuous
 from sparring.types import Algorithm, Batch
@@ -42,7 +42,7 @@ def filled(x: jax.Array, junk: float) -> jax.Array:
 
 @pytest.mark.parametrize("junk", [0.0, -3.5, 1e6, np.nan, np.inf])
 @pytest.mark.parametrize("field", ["obs", "next_obs", "reward", "action", "log_prob", "sample"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_what_lies_in_the_padding_changes_no_bit(name, field, junk):
     _, state, data, iteration = setting(name)
     if field in ("log_prob", "sample"):
@@ -54,7 +54,7 @@ def test_what_lies_in_the_padding_changes_no_bit(name, field, junk):
     assert differences(iteration(state, data), iteration(state, dirty)) == []
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_a_rollout_without_a_decision_changes_only_the_iteration(name):
     _, state, data, iteration = setting(name)
     empty = data._replace(
@@ -64,7 +64,7 @@ def test_a_rollout_without_a_decision_changes_only_the_iteration(name):
     assert differences(after, state) == [".iteration"]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_one_iteration_trains_networks_optimiser_and_statistics(name):
     algo, state, data, iteration = setting(name)
     after, metrics = iteration(state, data)
@@ -75,7 +75,7 @@ def test_one_iteration_trains_networks_optimiser_and_statistics(name):
     assert isinstance(algo, Algorithm)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_no_two_leaves_of_a_fresh_state_share_memory(name):
     """A donated buffer may appear only once."""
     _, state, _, _ = setting(name)
@@ -83,7 +83,7 @@ def test_no_two_leaves_of_a_fresh_state_share_memory(name):
     assert len(set(places)) == len(places)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_acting_needs_no_critic_and_no_optimiser(name):
     algo, state, _, _ = setting(name)
     sizes = [sum(x.size for x in jax.tree.leaves(t)) for t in (algo.policy(state), state)]

@@ -176,4 +176,4 @@ def test_every_leaf_of_the_networks_is_a_float_array_and_none_is_shared():
         leaves = jax.tree.leaves(nets)
         assert all(leaf.dtype == jnp.float32 for leaf in leaves)
         assert len({id(leaf) for leaf in leaves}) == len(leaves)
-        assert (nets.critic.torso is None) == share
+        assert (nets.critic.trunk is None) == share

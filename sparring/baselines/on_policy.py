@@ -1,20 +1,14 @@
-"""PPO, A2C and REINFORCE with SB3's constructors: its names, order and defaults, and ours as keywords.
-
-Beside SB3's arguments every constructor takes `run_dir` (None: a folder under runs/, False: none),
-`n_envs` (copies of an environment given by its id) and the fields of the algorithm's configuration.
-"""
+"""PPO, A2C and REINFORCE with SB3's constructors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+from sparring.baselines.words import Schedule
 from sparring.errors import ConfigError
 from sparring.model import Model
-
-Schedule: TypeAlias = float | str | Callable[[float], float]
-"""A number, a text such as `lin_3e-4`, or SB3's function of the remaining progress."""
 
 
 class PPO(Model):

@@ -1,0 +1,72 @@
+"""SB3's arguments of learners from replay in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sparring.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from sparring.errors import ConfigError
+
+Schedule: TypeAlias = float | str | Callable[[float], float]
+"""A number, a text such as `lin_3e-4`, or SB3's function of the remaining progress."""
+
+
+def no_buffers(buffer: Any, kwargs: Mapping[str, Any] | None, memory: bool = False) -> None:
+    """Refuses what only makes sense for torch's buffers."""
+    if buffer is not None or kwargs:
+        raise ConfigError(
+            "replay_buffer_class and replay_buffer_kwargs are not available. Priorities are "
+            "prioritized=True, several steps of reward n_steps=3, sequences come with a core; leave them out."
+        )
+    if memory:
+        raise ConfigError("optimize_memory_usage is not available; leave it out, or lower buffer_size.")
+
+
+def train_freq(value: Any) -> int:
+    """Steps between updates; SB3's pair with a unit is understood when the unit is steps."""
+    if isinstance(value, (tuple, list)):
+        count, unit = value
+        if unit != "step":
+            raise ConfigError(
+                f"train_freq={tuple(value)!r}: updates come every so many steps, not episodes. Use "
+                "train_freq=(n, 'step') or a number."
+            )
+        value = count
+    return int(value)
+
+
+def action_noise(noise: Any) -> dict[str, Any]:
+    """SB3's noise object as settings; None is no noise."""
+    if noise is None:
+        return {"noise": "none"}
+    if isinstance(noise, OrnsteinUhlenbeckActionNoise):
+        more = {"noise_theta": noise.theta, "noise_dt": noise.dt}
+        return {"noise": "ou", "noise_std": _one(noise.sigma, noise.mean), **more}
+    if isinstance(noise, NormalActionNoise):
+        return {"noise": "normal", "noise_std": _one(noise.sigma, noise.mean)}
+    raise ConfigError(
+        f"action_noise={type(noise).__name__} is not known. Use NormalActionNoise or "
+        "OrnsteinUhlenbeckActionNoise from sparring.common.noise."
+    )
+
+
+def _one(sigma: Any, mean: Any) -> float:
+    deviations = np.unique(np.asarray(sigma, np.float64))
+    if len(deviations) != 1 or np.any(np.asarray(mean) != 0):
+        raise ConfigError("action_noise must have mean zero and one deviation for all actions.")
+    return float(deviations[0])
+
+
+def entropy(ent_coef: Any, target_entropy: Any) -> dict[str, Any]:
+    """SB3's `auto`, `auto_0.1` or a number, and its target."""
+    values: dict[str, Any] = {"target_entropy": None if target_entropy == "auto" else target_entropy}
+    if not isinstance(ent_coef, str) or not ent_coef.startswith("auto"):
+        return values | {"ent_coef": ent_coef}
+    start = ent_coef.partition("_")[2]
+    try:
+        return values | ({"ent_coef_init": float(start)} if start else {})
+    except ValueError:
+        raise ConfigError(f"ent_coef must be a number, 'auto' or 'auto_0.1', got {ent_coef!r}.") from None

@@ -1,0 +1,175 @@
+"""Action values of choices: trunk → body → advantages per branch and, when dueling, one shared value.
+
+A choice space is D branches of up to W options: Discrete is one branch, MultiDiscrete as many as it has
+parts (branching as in Tavakoli et al. 2018, arXiv 1711.08946: one advantage per branch, one value for all).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from sparring.errors import SpaceMismatch
+from sparring.nets import sight
+from sparring.nets.heads import Codec, branches
+from sparring.nets.layers import MLP, Dense, Noisy
+from sparring.nets.sight import AgentConfig, BinsConfig, Carry, Stored, Trunk
+from sparring.ops.distributions import ILLEGAL
+from sparring.ops.keys import several
+from sparring.ops.statistics import Moments
+from sparring.spaces import Discrete, EnvSpec, MultiDiscrete, describe
+from sparring.types import Behaviour, Key, Obs, Transition, View
+
+
+class QNet(eqx.Module):
+    """Q(s, ·) of every branch."""
+
+    trunk: Trunk
+    body: MLP
+    advantage: Any
+    value: Any | None
+    codec: Codec = eqx.field(static=True)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Options of every branch."""
+        return branch_sizes(self.codec)
+
+    def __call__(self, features: Float[Array, "*N F"]) -> Float[Array, "*N D W"]:
+        """Q of every option; options that do not exist are out of reach."""
+        latent = self.body(features)
+        table = self.advantage(latent).reshape((*latent.shape[:-1], len(self.sizes), max(self.sizes)))
+        exists = branches(self.sizes, None)
+        if self.value is not None:  # Wang et al. 2016, arXiv 1511.06581, eq. 9
+            counts = jnp.asarray(self.sizes, jnp.float32)[:, None]
+            mean = jnp.sum(jnp.where(exists, table, 0.0), axis=-1, keepdims=True) / counts
+            table = self.value(latent)[..., None] + table - mean
+        return jnp.where(exists, table, ILLEGAL)
+
+
+class QWeights(NamedTuple):
+    """All that acting on values needs."""
+
+    nets: QNet
+    moments: Moments | None
+    clip: Any
+    """bound of normalised observations now"""
+    epsilon: Float[Array, ""]
+    """share of random choices now"""
+
+
+def branch_sizes(codec: Codec) -> tuple[int, ...]:
+    """Options of every branch of a choice space."""
+    match codec.inner:
+        case Discrete(n):
+            return (n,)
+        case MultiDiscrete(sizes):
+            return tuple(sizes)
+        case _:
+            raise AssertionError(codec.inner)
+
+
+def choice_codec(spec: EnvSpec, config: BinsConfig, name: str) -> Codec:
+    """How choices become actions; a space without choices is refused."""
+    codec = sight.action_codec(spec, config)
+    if not isinstance(codec.inner, (Discrete, MultiDiscrete)):
+        raise SpaceMismatch(
+            f"{name} chooses among options, and {spec.id} has actions {describe(spec.action)}. Set "
+            "action_bins=5 (or another number) to discretise a Box, or use SAC or TD3."
+        )
+    return codec
+
+
+def build(
+    spec: EnvSpec,
+    config: AgentConfig,
+    key: Key,
+    sizes: tuple[int, ...],
+    codec: Codec,
+    dueling: bool = False,
+    noisy: bool = False,
+    norm: bool = False,
+) -> QNet:
+    """A freshly initialised network, with torch's default initialisation as SB3's."""
+    trunk_key, body_key, advantage_key, value_key = several(key, 4)
+    trunk = sight.trunk(spec, config, trunk_key, None)
+    body = MLP(body_key, trunk.outputs, sizes, config.activation, None, noisy, norm)
+
+    def output(key: Key, size: int) -> Any:
+        return Noisy(key, body.outputs, size) if noisy else Dense(key, body.outputs, size, None)
+
+    options = branch_sizes(codec)
+    advantage = output(advantage_key, len(options) * max(options))
+    return QNet(trunk, body, advantage, output(value_key, 1) if dueling else None, codec)
+
+
+def start_carry(spec: EnvSpec, config: AgentConfig, rows: int) -> Carry:
+    """The carry before the first step."""
+    return Carry(sight.start_frames(spec, config, rows), None, None, sight.start_core(spec, config, rows))
+
+
+def act(
+    weights: QWeights, carry: Carry, view: View, behaviour: Behaviour, key: Key, keep_core: bool = False
+) -> tuple[Array, Stored, Carry]:
+    """ε-greedy choices; a temperature in the behaviour draws from softmax(Q / temperature) instead."""
+    nets = weights.nets
+    frames = None if carry.frames is None else sight.stack(carry.frames, view.obs, view.first)
+    obs = view.obs if frames is None else frames
+    shown = sight.normalised(weights.clip, weights.moments, nets.trunk.space, obs)
+    features, core = nets.trunk.step(carry.core, shown, view.first)
+    table = masked(nets, nets(features), view.legal)
+    best = jnp.argmax(table, axis=-1).astype(jnp.int32)
+    coin_key, option_key = several(key, 2)
+    epsilon = weights.epsilon if behaviour.epsilon is None else behaviour.epsilon
+    if behaviour.temperature is not None:
+        hot = jax.random.categorical(option_key, table / behaviour.temperature[:, None, None])
+        chosen = hot.astype(jnp.int32)
+    else:
+        possible = jnp.where(table > 0.5 * ILLEGAL, 0.0, ILLEGAL)
+        random = jax.random.categorical(option_key, possible).astype(jnp.int32)
+        explores = jax.random.uniform(coin_key, best.shape[:1]) < epsilon
+        chosen = jnp.where(explores[:, None], random, best)
+    if behaviour.greedy is not None:
+        chosen = jnp.where(behaviour.greedy[:, None], best, chosen)
+    sample = chosen[:, 0] if isinstance(nets.codec.inner, Discrete) else chosen
+    extras = Stored(None if nets.codec.identity else sample, frames, carry.core if keep_core else None)
+    return nets.codec.decode(sample), extras, Carry(frames, None, None, core)
+
+
+def masked(nets: QNet, table: Float[Array, "*N D W"], legal: Array | None) -> Float[Array, "*N D W"]:
+    """Values with illegal options out of reach."""
+    return table if legal is None else jnp.where(branches(nets.sizes, legal), table, ILLEGAL)
+
+
+def taken(table: Float[Array, "*N D W"], sample: Int[Array, "*N D"]) -> Float[Array, "*N D"]:
+    """Q of the options that were chosen; a product, whose gradient is no scatter."""
+    hot = jax.nn.one_hot(sample, table.shape[-1], dtype=table.dtype)
+    return jnp.sum(jnp.where(hot > 0, table, 0.0), axis=-1)
+
+
+def best(table: Float[Array, "*N D W"]) -> Float[Array, "*N"]:
+    """The value of the best options: their mean over branches."""
+    return jnp.mean(jnp.max(table, axis=-1), axis=-1)
+
+
+def chosen(nets: QNet, data: Transition) -> Int[Array, "*N D"]:
+    """What was chosen, per branch."""
+    sample = data.action if data.extras.sample is None else data.extras.sample
+    return sample[..., None] if isinstance(nets.codec.inner, Discrete) else sample
+
+
+def of(
+    nets: QNet,
+    clip: Any,
+    moments: Moments | None,
+    obs: Obs,
+    first: Bool[Array, "T B"] | None = None,
+    memory: Any = None,
+) -> Float[Array, "*N D W"]:
+    """Q of stored observations; with a core, of sequences that start from `memory`."""
+    shown = sight.normalised(clip, moments, nets.trunk.space, obs)
+    return nets(nets.trunk.unroll(memory, shown, first)[0])

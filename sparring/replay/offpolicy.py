@@ -1,0 +1,216 @@
+"""What learners from replay have in common: their settings, their replay, and what one update learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from sparring.config import Schedulable, configuration
+from sparring.errors import ConfigError
+from sparring.nets import sequences, sight
+from sparring.nets.sight import AgentConfig, RewardStats, Trunk
+from sparring.ops.priorities import importance
+from sparring.ops.returns import masked_mean, n_step
+from sparring.ops.statistics import Moments
+from sparring.replay.prioritised import Prioritised
+from sparring.replay.ring import Ring
+from sparring.replay.sequence import Sequence
+from sparring.spaces import Box, EnvSpec, parts
+from sparring.types import Batch, Obs, Plan, Replay, Transition
+
+
+@configuration
+class OffPolicyConfig(AgentConfig):
+    """Settings of learning from replay, with SB3's names."""
+
+    activation: str = "relu"
+    """tanh, relu, elu, gelu, silu, leaky_relu, sigmoid or identity"""
+    learning_rate: Schedulable = 3e-4
+    """step size of Adam"""
+    buffer_size: int = 1_000_000
+    """transitions that the replay holds"""
+    learning_starts: int = 100
+    """transitions collected by random actions before learning begins"""
+    batch_size: int = 256
+    """transitions (with a core: sequences) in an update"""
+    gamma: Schedulable = 0.99
+    """discount"""
+    train_freq: int = 1
+    """steps of every environment between blocks of updates"""
+    gradient_steps: int = 1
+    """updates in a block, whatever the number of environments; -1 makes one per transition collected"""
+    n_steps: int = 1
+    """steps of reward before the value takes over"""
+    adam_eps: float = 1e-8
+    """ε of Adam"""
+    prioritized: bool = False
+    """sample transitions (sequences) in proportion to their last error"""
+    priority_alpha: float = 0.6
+    """exponent of the priority"""
+    priority_beta: Schedulable = 0.4
+    """exponent of the importance weights; linear(0.4, 1) anneals it"""
+    priority_initial: Literal["max", "mean"] = "max"
+    """priority of what was never sampled: the largest so far, or the mean"""
+    priority_eta: float = 0.9
+    """weight of the largest error of a sequence against the mean"""
+    buffer: Literal["auto", "device", "host"] = "auto"
+    """where the replay is: beside the networks, or (auto: images) in the host's memory, every frame once"""
+    buffer_folder: str = ""
+    """folder for a host replay that is larger than memory; its frames are memory-mapped files there"""
+    sequence_length: int = 20
+    """steps that a core is trained on at once"""
+    burn_in: int = 10
+    """steps before them that only warm the core up"""
+
+
+def on_host(config: Any, spec: EnvSpec) -> bool:
+    """Whether a driver that steps a world outside JAX keeps the replay in the host's memory."""
+    chosen = getattr(config, "buffer", "device")
+    images = any(isinstance(part, Box) and part.is_image for _, part in parts(spec.observation))
+    return chosen == "host" or (chosen == "auto" and images and _uniform(config))
+
+
+def _uniform(c: OffPolicyConfig) -> bool:
+    return c.core == "none" and not c.prioritized
+
+
+def plan(c: OffPolicyConfig, rows: int) -> Plan:
+    """Steps and updates of one iteration."""
+    return Plan(c.train_freq, c.gradient_steps if c.gradient_steps >= 0 else c.train_freq * rows)
+
+
+def replay(c: OffPolicyConfig) -> Replay:
+    """The replay that the settings ask for."""
+    least = c.learning_starts + 1  # SB3 learns when it has more than learning_starts
+    if c.core != "none":
+        return Sequence(
+            c.buffer_size,
+            c.batch_size,
+            c.sequence_length,
+            c.burn_in,
+            minimum=least,
+            alpha=c.priority_alpha if c.prioritized else 0.0,
+            eta=c.priority_eta,
+            initial=c.priority_initial,
+        )
+    if c.prioritized:
+        return Prioritised(
+            c.buffer_size,
+            c.batch_size,
+            c.n_steps,
+            least,
+            alpha=c.priority_alpha,
+            initial=c.priority_initial,
+        )
+    return Ring(c.buffer_size, c.batch_size, c.n_steps, least)
+
+
+def check(c: OffPolicyConfig) -> None:
+    """Refuses impossible settings."""
+    for name in ("buffer_size", "batch_size", "train_freq", "n_steps", "sequence_length"):
+        if getattr(c, name) < 1:
+            raise ConfigError(f"{name} must be at least 1, got {getattr(c, name)}.")
+    if c.gradient_steps == 0 or c.gradient_steps < -1:
+        raise ConfigError(f"gradient_steps must be at least 1, or -1, got {c.gradient_steps}.")
+    if c.buffer == "host" and not _uniform(c):
+        raise ConfigError("buffer='host' samples uniformly: leave prioritized and core out, or use 'device'.")
+    if c.buffer_folder and c.buffer != "host":
+        raise ConfigError("buffer_folder needs buffer='host'.")
+    if c.learning_starts < 0 or c.burn_in < 0:
+        raise ConfigError("learning_starts and burn_in cannot be negative.")
+
+
+def warming_up(c: OffPolicyConfig, iteration: Array, rows: int) -> Bool[Array, ""]:
+    """Whether actions are still random."""
+    return iteration * (c.train_freq * rows) < c.learning_starts
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one update learns from: transitions [N, …] or, with a core, steps of sequences [L, N, …]."""
+
+    steps: Transition
+    """action, legal and extras of each step"""
+    next_legal: Any
+    mask: Bool[Array, "L N"] | None
+    obs: Obs
+    next_obs: Obs | None
+    first: Any
+    memory: Any
+    burn_in: int
+    target: Callable[[Array], Array]
+    """the n-step target, given the value of what followed each step"""
+
+    def features(self, trunk: Trunk) -> tuple[Array, Array]:
+        """What the trunk makes of each step, and of what followed it."""
+        if trunk.core is None:
+            return trunk.torso(self.obs), trunk.torso(self.next_obs)
+        both = sequences.unrolled(trunk, self.memory, self.obs, self.first, self.burn_in)
+        return both[:-1], both[1:]
+
+    def mean(self, x: Array, weight: Array | None = None) -> Array:
+        """Mean over the steps that count, each with the weight of its transition or sequence."""
+        return masked_mean(x if weight is None else x * weight, self.mask)
+
+    def priority(self, error: Array) -> Array:
+        """Errors as the replay wants them: of transitions [N], or of sequences [N, L]."""
+        return error if self.mask is None else jnp.swapaxes(error, 0, 1)
+
+
+def lesson(
+    c: OffPolicyConfig, moments: Moments | None, rewards: RewardStats | None, space: Any, data: Transition
+) -> Lesson:
+    """What an update learns from a sampled batch; `c` is resolved."""
+
+    def shown(obs: Obs) -> Obs:
+        return sight.normalised(c.clip_obs, moments, space, obs)
+
+    if c.core != "none":
+        parts = sequences.prepared(data, sight.seen(data), sight.seen_next(data))
+        steps = jax.tree.map(lambda x: x[c.burn_in :], parts.data)
+        reward = sight.scaled_reward(rewards, c, steps.reward)
+        return Lesson(
+            steps,
+            steps.next_legal,
+            steps.mask,
+            shown(parts.obs),
+            None,
+            parts.first,
+            data.core,
+            c.burn_in,
+            lambda value: sequences.bootstrapped(reward, value, steps, c.gamma, c.n_steps),
+        )
+    reward = sight.scaled_reward(rewards, c, data.reward)
+    total, discount, last = n_step(reward, data.terminated, data.truncated, c.gamma, data.elapsed)
+    start = jax.tree.map(lambda x: x[:, 0], data)
+    if c.n_steps == 1:
+        follows, legal = jax.tree.map(lambda x: x[:, 0], (sight.seen_next(data), data.next_legal))
+    else:
+        rows = jnp.arange(last.shape[0])
+        follows, legal = jax.tree.map(lambda x: x[rows, last], (sight.seen_next(data), data.next_legal))
+    return Lesson(
+        start,
+        legal,
+        None,
+        shown(sight.seen(start)),
+        shown(follows),
+        None,
+        None,
+        0,
+        lambda value: total + discount * value,
+    )
+
+
+def weight(c: OffPolicyConfig, batch: Batch) -> Array | None:
+    """Importance weights of a prioritised batch, [N]; None when sampling was uniform."""
+    return importance(batch.weight, c.priority_beta) if c.prioritized else None
+
+
+def moved(target: Any, online: Any, tau: Any) -> Any:
+    """Target networks a step of Polyak averaging further."""
+    return jax.tree.map(lambda old, new: old + tau * (new - old), target, online)

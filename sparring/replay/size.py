@@ -1,0 +1,72 @@
+"""How much memory a replay takes, and whether there is that much."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sparring.errors import ConfigError
+from sparring.types import Replay, Transition
+
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""folder, limit and use of memory, in the second and the first version of control groups"""
+
+
+def replay_bytes(replay: Replay, example: Transition) -> int:
+    """Bytes of a replay's memory for rollouts like the example, nothing being allocated."""
+    shapes: Any = jax.tree.leaves(jax.eval_shape(replay.init, example))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in shapes)
+
+
+def check_fits(needed: int, free: int | None, what: str, buffer_size: int) -> None:
+    """Refuses a buffer that takes more than is free; None, not knowing, lets everything pass."""
+    if free is None or needed <= free:
+        return
+    fits = buffer_size * free // needed
+    raise ConfigError(
+        f"buffer_size={buffer_size} takes {_readable(needed)} of {what}, but {_readable(free)} are free. "
+        + (f"Use a buffer_size of at most {fits}." if fits > 0 else "Not even one transition would fit.")
+    )
+
+
+def free_bytes() -> int | None:
+    """Bytes of memory that this process may still take; None where the system does not say."""
+    known = (_available(MEMINFO), *(_left(*group) for group in CGROUPS))
+    return min((x for x in known if x is not None), default=None)
+
+
+def _available(meminfo: Path) -> int | None:
+    """What the kernel says is available without swapping."""
+    for line in _lines(meminfo):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _left(folder: Path, limit: str, use: str) -> int | None:
+    """What a control group leaves, its idle file cache included; None without a limit."""
+    allowed, used = _lines(folder / limit), _lines(folder / use)
+    if not allowed or not used or not allowed[0].strip().isdigit():
+        return None
+    idle = [int(x.split()[1]) for x in _lines(folder / "memory.stat") if x.startswith("inactive_file ")]
+    return max(int(allowed[0]) - int(used[0]) + sum(idle), 0)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _readable(count: int) -> str:
+    """Bytes with a unit, and exactly."""
+    return f"{count / 1e9:.2f} GB ({count} bytes)"

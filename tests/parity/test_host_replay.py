@@ -1,0 +1,56 @@
+"""A replay in the host's memory gives the learner what one on the device gives, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+from conftest import as_numpy, differences
+
+from sparring.algos.dqn import DQN, DQNConfig
+from sparring.drivers.host import Host
+from sparring.envs import registry
+from sparring.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+TINY = {"net_arch": (8,), "buffer_size": 120, "learning_starts": 20, "train_freq": 4, "gradient_steps": 2}
+
+
+def driver(**settings: Any) -> Host:
+    env = registry.make("gym:CartPole-v1", n_envs=2)
+    config = DQNConfig(**{**TINY, "batch_size": 8, "target_update_interval": 30, **settings})
+    return Host(DQN(env.spec, config, 100.0), env, 0)
+
+
+@pytest.mark.parametrize(("n_steps", "frame_stack"), [(1, 1), (3, 2)])
+def test_the_learner_cannot_tell_where_its_replay_is(n_steps, frame_stack, tmp_path):
+    settings = {"n_steps": n_steps, "frame_stack": frame_stack}
+    device = driver(buffer="device", **settings)
+    host = driver(buffer="host", buffer_folder=str(tmp_path), **settings)
+    for one in (device, host):
+        metrics = one.advance(60)[0]
+        assert int(metrics["train/n_updates"][-1]) > 100
+    assert differences(device.train_state(), host.train_state()) == []
+    assert jax.tree.leaves(host.learner.replay) == []
+
+
+def test_a_run_with_a_replay_on_the_host_is_resumed_exactly():
+    run, other = driver(buffer="host"), driver(buffer="host")
+    run.advance(40)
+    state, world = as_numpy(run.state()), as_numpy(run.world())
+    run.advance(10)
+    other.restore(state, 40)
+    other.restore_world(world)
+    other.advance(10)
+    assert differences(run.state(), other.state()) == []
+    assert differences(run.world(), other.world()) == []
+
+
+def test_a_replay_larger_than_memory_is_refused_with_a_size_that_fits():
+    with pytest.raises(
+        ConfigError, match=r"buffer_size=10000000000000 takes .* Use a buffer_size of at most"
+    ):
+        driver(buffer="device", buffer_size=10**13)
+    with pytest.raises(ConfigError, match=r"buffer_size=10000000000000 takes .* of memory"):
+        driver(buffer="host", buffer_size=10**13)
