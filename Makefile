@@ -2,6 +2,7 @@
 # make test   sets everything up and runs all tests
 # make check  format, lint, types, import contracts, fast tests: what every commit must pass
 # make kills  fifty SIGKILLs of a run in training, each followed by a resume
+# make memory every algorithm with every core on a memory task
 # make learn  learning results over seeds (ROW=name for one row); make bench  speed beside peers
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 CI ?=
 
-.PHONY: demo test check kills learn bench clean
+.PHONY: demo test check kills memory learn bench clean
 
 $(VENV)/.made:
 	@echo "Setting up $(VENV) …"
@@ -42,6 +43,9 @@ check: $(VENV)/.dev
 
 kills: $(VENV)/.dev
 	SPARRING_KILLS=50 $(BIN)/python -m pytest tests/parity/test_resume.py -k kills
+
+memory: $(VENV)/.dev
+	SPARRING_MEMORY=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/learn/test_memory.py
 
 learn: $(VENV)/.dev
 	$(BIN)/python benchmarks/learn.py $(if $(ROW),--row $(ROW))

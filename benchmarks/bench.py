@@ -29,7 +29,13 @@ PEERS = ROOT / ".venv-peers"
 RESULTS = ROOT / "docs" / "results" / "bench.json"
 COLD = {**os.environ, "SPARRING_CACHE_DIR": ""}
 """No program compiled before is used."""
-STEPS = {"cartpole-host": 50_000, "lunarlander-host": 65_536, "hopper-host": 16_384}
+STEPS = {
+    "cartpole-host": 50_000,
+    "lunarlander-host": 65_536,
+    "hopper-host": 16_384,
+    "cartpole-dqn-host": 12_000,
+    "hopper-sac-host": 2_400,
+}
 
 
 def peers_python() -> Path:

@@ -115,6 +115,53 @@ def speed() -> list[str]:
     return lines
 
 
+def memory() -> list[str]:
+    """Who remembers: IQM and interval of the memory tasks, per core."""
+    found = [json.loads(p.read_text()) for p in sorted((RESULTS / "memory").glob("*.json"))]
+    if not found:
+        return ["Not measured yet."]
+    lines = [
+        "`python benchmarks/learn_memory.py`: PPO, five seeds, 100 greedy episodes each; the best is 1.",
+        "",
+        "| task | core | steps | return | seeds above 0.95 | seconds, device |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in found:
+        scores = interval(np.array(r["means"]))
+        solved = sum(x > 0.95 for x in r["means"])
+        lines.append(
+            f"| {r['env']} | {r['core']} | {r['steps']:,} | {scores.value:.2f} [{scores.low:.2f}, "
+            f"{scores.high:.2f}] | {solved} of {len(r['means'])} | {r['seconds']:.0f}, {r['device']} |"
+        )
+    return lines
+
+
+def cores() -> list[str]:
+    """Time of one training step through a sequence, per core and length."""
+    lines = [
+        "`python benchmarks/speed_cores.py --out FILE`: forward and backward through one sequence, 16 rows, "
+        "size 128, one layer; median of five.",
+        "",
+        "| device | length | S5 | GRU | S5 is |",
+        "|---|---|---|---|---|",
+    ]
+    for path in sorted(RESULTS.glob("cores-*.json")):
+        data = json.loads(path.read_text())
+        times = {(r["core"], r["length"]): r["seconds"] for r in data["results"]}
+        for length in sorted({n for _, n in times}):
+            s5, gru = times.get(("s5", length)), times.get(("gru", length))
+            if s5 and gru:
+                row = (
+                    data["device"],
+                    length,
+                    f"{1e3 * s5:.2f} ms",
+                    f"{1e3 * gru:.2f} ms",
+                    f"{gru / s5:.1f} ×",
+                )
+                lines.append(f"| {' | '.join(map(str, row))} |")
+    return lines
+
+
 def device() -> list[str]:
     """The fused driver on an accelerator."""
     path = RESULTS / "h200.json"
@@ -153,6 +200,12 @@ def main() -> None:
         "## Speed",
         "",
         *speed(),
+        "",
+        "## Memory",
+        "",
+        *memory(),
+        "",
+        *cores(),
         "",
         "## Speed on an accelerator",
         "",

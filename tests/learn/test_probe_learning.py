@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from at_once import ACTION, CONSTANT, CUT, DISCOUNTED, MATCH, OBSERVED, AtOnce, Steered, shown
 from conftest import agent, quick, train
 
 from sparring import actor
+from sparring.config import Linear
 from sparring.envs import probes
 from sparring.types import ActorState, Behaviour
 
@@ -31,11 +33,42 @@ LEARNERS: dict[str, tuple[str, dict[str, Any], int]] = {
 CRITICS = [name for name in LEARNERS if name != "reinforce without baseline"]
 BOOTSTRAPPERS = ["ppo", "a2c"]
 
+REPLAY: dict[str, Any] = {
+    "buffer_size": 16_000,
+    "learning_starts": 64,
+    "batch_size": 64,
+    "train_freq": 4,
+    "gradient_steps": 2,
+    "learning_rate": Linear(0.01),
+}
+DQN = {**REPLAY, "net_arch": (32,), "target_update_interval": 128}
+SAC = {**REPLAY, "pi": (32,), "qf": (32,), "tau": 0.05, "ent_coef": 0.02}
+PQN = {"net_arch": (32,), "n_steps": 8, "batch_size": 64, "n_epochs": 4, "learning_rate": Linear(0.01)}
+RAINBOW = {"double": True, "dueling": True, "n_steps": 3, "prioritized": True}
+RENORM = {"renorm_warm_up": 200.0, "renorm_momentum": 0.95}
+Q_LEARNERS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "dqn": ("dqn", DQN, 500),
+    "dqn with double, dueling, n steps and priorities": ("dqn", {**DQN, **RAINBOW}, 500),
+    "dqn with noisy layers": ("dqn", {**DQN, "exploration": "noisy"}, 500),
+    "pqn": ("pqn", PQN, 300),
+    "sac": ("sac", SAC, 500),
+    "sac with numbers": ("sac", SAC, 500),
+    "td3": ("td3", {**REPLAY, "pi": (32,), "qf": (32,), "tau": 0.05}, 500),
+    "crossq": ("crossq", {**REPLAY, "pi": (32,), "qf": (32,), "ent_coef": 0.02, **RENORM}, 500),
+}
+BY_CHOICE = ["dqn", "pqn", "sac"]
+BY_NUMBER = ["sac with numbers", "td3", "crossq"]
+GAMMA = 0.7
+
 
 def learn(name: str, env: Any, seed: int = 0, **settings: Any) -> tuple[Any, Any]:
     """The algorithm and its state after training on a probe."""
-    kind, own, iterations = LEARNERS[name]
-    algo = agent(kind, env, ROWS, float(iterations), **{"pi": (16,), "vf": (16,), **own, **settings})
+    if name in Q_LEARNERS:
+        kind, own, iterations = Q_LEARNERS[name]
+    else:
+        kind, own, iterations = LEARNERS[name]
+        own = {"pi": (16,), "vf": (16,), **own}
+    algo = agent(kind, env, ROWS, float(iterations), **{**own, **settings})
     program = quick(partial(train, env=env, iterations=iterations))
     return algo, program(algo, key=jax.random.key(seed)).learner.train
 
@@ -167,3 +200,80 @@ def test_normalised_observations_and_rewards_keep_the_answer(name):
     algo, state = learn(name, probes.ObservedAction(), **settings)
     assert (drawn(algo, state, sign(1.0)) == 1).mean() > 0.9
     assert (drawn(algo, state, sign(-1.0)) == 0).mean() > 0.9
+
+
+# -- learners of Q: one program answers six probes -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=Q_LEARNERS)
+def answered(request) -> tuple[Any, Any]:
+    """The algorithm and its state after training on six probes at once."""
+    env = Steered(AtOnce()) if request.param in BY_NUMBER else AtOnce()
+    return learn(request.param, env, gamma=GAMMA)
+
+
+def valued(agent_and_state: tuple[Any, Any], *views: np.ndarray) -> np.ndarray:
+    algo, state = agent_and_state
+    return np.asarray(algo.value(state, jnp.stack(views)))
+
+
+def test_values_at_once(answered):
+    views = shown(CONSTANT), shown(OBSERVED, -1.0), shown(OBSERVED, 1.0)
+    np.testing.assert_allclose(valued(answered, *views), [1.0, -1.0, 1.0], atol=0.1)
+
+
+def test_discounting_at_once(answered):
+    got = valued(answered, shown(DISCOUNTED, 0.0), shown(DISCOUNTED, 1.0))
+    np.testing.assert_allclose(got, [GAMMA, 1.0], atol=0.1)
+
+
+def test_truncation_bootstraps_at_once(answered):
+    """Taken for an end, the cut would leave 2.0 on average."""
+    np.testing.assert_allclose(valued(answered, shown(CUT)), [1.0 / (1.0 - GAMMA)], atol=0.2)
+
+
+def test_actions_at_once(answered):
+    best = valued(answered, shown(ACTION), shown(MATCH, 1.0), shown(MATCH, -1.0))
+    np.testing.assert_allclose(best, 1.0, atol=0.15)
+    for view, share in ((shown(ACTION), 1.0), (shown(MATCH, 1.0), 1.0), (shown(MATCH, -1.0), 0.0)):
+        assert abs((drawn(*answered, view) > 0).mean() - share) < 0.1
+
+
+@pytest.mark.parametrize("name", BY_CHOICE)
+def test_masked_choices(name):
+    env = probes.Masked()
+    agent_and_state = learn(name, env, gamma=0.5)
+    for context in range(4):
+        state = probes.Context(jnp.int32(context), jnp.int32(0))
+        actions = drawn(*agent_and_state, env.observe(state), env.legal(state))
+        assert set(np.unique(actions)) <= {context, (context + 1) % 4}
+        assert (actions == (context + 1) % 4).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", BY_CHOICE)
+def test_branches(name):
+    agent_and_state = learn(name, probes.ManyChoices())
+    for sign_, right in ((1.0, [1, 2, 3]), (-1.0, [0, 0, 0])):
+        assert (drawn(*agent_and_state, sign(sign_)) == right).all(axis=1).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", BY_NUMBER)
+def test_the_best_number(name):
+    algo, state = learn(name, probes.ObservedActionContinuous())
+    for value in (-1.0, 1.0):
+        assert abs(float(drawn(algo, state, sign(value), greedy=True)[0, 0]) - 0.5 * value) < 0.1
+
+
+def test_the_best_bin():
+    algo, state = learn("dqn", probes.ObservedActionContinuous(), action_bins=(9,))
+    for value in (-1.0, 1.0):
+        assert float(drawn(algo, state, sign(value), greedy=True)[0, 0]) == 0.5 * value
+
+
+@pytest.mark.parametrize("name", ["dqn", "td3"])
+def test_normalised_and_stacked_observations_keep_the_answer(name):
+    settings = {"normalize_obs": True, "normalize_reward": True, "frame_stack": 2}
+    env = probes.ObservedAction() if name in BY_CHOICE else Steered(probes.ObservedAction())
+    agent_and_state = learn(name, env, **settings)
+    assert (drawn(*agent_and_state, sign(1.0)) > 0).mean() > 0.9
+    assert (drawn(*agent_and_state, sign(-1.0)) > 0).mean() < 0.1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
-from conftest import agent, differences
+from conftest import ACTOR_CRITICS, CHOOSERS, agent, algorithm, differences
 
 from sparring.config import Linear
 from sparring.drivers.fused import Fused
@@ -12,6 +13,7 @@ from sparring.drivers.host import Host
 from sparring.envs.batched import JaxHost, WithTimeLimit
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.probes import DictObservation, Masked, Multiply, MultiplyContinuous
+from sparring.spaces import Box
 
 ROWS = 3
 
@@ -48,11 +50,44 @@ CASES = {
 }
 
 
+RAINBOW = {
+    "prioritized": True,
+    "priority_beta": Linear(0.4, 1.0),
+    "n_steps": 3,
+    "double": True,
+    "dueling": True,
+}
+RECURRENT = {"core": "gru", "core_size": 4, "prioritized": True}
+CASES |= {
+    "rainbow": Case(CartPole(), {**RAINBOW, "normalize_obs": True}, 40),
+    "noisy": Case(Masked(), {"exploration": "noisy"}, 4),
+    "recurrent": Case(CartPole(), RECURRENT, 40),
+    "drifting": Case(MultiplyContinuous(), {**NORMALISED, "noise": "ou", "frame_stack": 2, "n_steps": 2}, 37),
+}
+ON_POLICY = ("cartpole", "normalised", "truncating", "stack and gSDE", "masked", "dict")
+PAIRS = [(name, case) for name in ACTOR_CRITICS for case in ON_POLICY]
+PAIRS += [
+    ("ppo", "recurrent"),
+    ("dqn", "rainbow"),
+    ("dqn", "noisy"),
+    ("dqn", "recurrent"),
+    ("pqn", "normalised"),
+    ("sac", "masked"),
+    ("sac", "stack and gSDE"),
+    ("td3", "drifting"),
+    ("crossq", "stack and gSDE"),
+]
+
+
 def make(name: str, case: str) -> tuple[Any, Any]:
-    """Agent and environment of a case."""
+    """Agent and environment of a case, with those of its settings that the algorithm has."""
     env, settings, longest = CASES[case]
-    extra = {"max_episode_steps": longest} if name == "reinforce" else {}
-    return agent(name, env, ROWS, 40.0, **{"learning_rate": 0.01, **settings, **extra}), env
+    wanted = {"learning_rate": 0.01, "max_episode_steps": longest, **settings}
+    if name in CHOOSERS and isinstance(env.spec.action, Box):
+        wanted["action_bins"] = (3,)
+    fields = {f.name for f in dataclasses.fields(algorithm(name).Config)}
+    known = {key: value for key, value in wanted.items() if key in fields}
+    return agent(name, env, ROWS, 40.0, **known), env
 
 
 def fused(name: str, case: str, seeds: tuple[int, ...] = (0,), unroll: int = 1) -> Fused:

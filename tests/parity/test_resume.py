@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ from sparring.model import algorithm_class, assemble
 from sparring.runs import checkpoint, directory
 from sparring.session import Session
 
-TINY: dict[str, Any] = {"pi": [8], "vf": [8], "n_envs": 2, "eval_freq": -1, "n_eval_episodes": 2}
+SHORT: dict[str, Any] = {"n_envs": 2, "eval_freq": -1, "n_eval_episodes": 2, "total_timesteps": 960}
+TINY: dict[str, Any] = {"pi": [8], "vf": [8], **SHORT}
 CASES = {
     "ppo": {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "learning_rate": "lin_1e-3"},
     "a2c": {"n_steps": 8},
     "reinforce": {"n_steps": 24, "learning_rate": "lin_1e-3"},
+}
+MORE = {
+    "dqn": ("gym:CartPole-v1", {"net_arch": [8], "train_freq": 8, "buffer_size": 300, "prioritized": True}),
+    "sac": ("gym:Pendulum-v1", {"pi": [8], "qf": [8], "train_freq": 8, "buffer_size": 300}),
 }
 ENVS = {
     "CartPole-v1": {},
@@ -46,10 +52,14 @@ def final(run: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("algorithm", CASES)
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [*product(CASES, ENVS), *((a, e) for a, (e, _) in MORE.items())]
+)
 def test_resumed_equals_uninterrupted(algorithm: str, env: str, tmp_path: Path) -> None:
-    values = {**TINY, **CASES[algorithm], **ENVS[env], "total_timesteps": 960}
+    values = {
+        **SHORT,
+        **(MORE[algorithm][1] if algorithm in MORE else {**TINY, **CASES[algorithm], **ENVS[env]}),
+    }
     if algorithm == "reinforce" and env == "gym:Pendulum-v1":
         values["time_limit"] = 40
     plan = launch.plan(algorithm, env, (3,), values=values, use_preset=False)

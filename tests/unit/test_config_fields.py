@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ALGORITHMS, STEERERS, agent, algorithm, quick, train
+from conftest import ACTOR_CRITICS, ALGORITHMS, STEERERS, agent, algorithm, quick, train
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from sparring.config import Schedulable
 from sparring.envs.api import Outcome
@@ -302,11 +303,12 @@ def test_tracing_the_same_program_twice_gives_the_same_text():
     assert program(env, algo) == first
 
 
-RARE = {name: set(fields) - set(SIGHT) - set(BINS) - set(EXPLORE) for name, fields in OWN.items()}
-"""Fields that are the algorithm's own; the others are the same code for all."""
+UNLIKE_PPO = {name: set(OWN[name]) - set(POLICY) for name in ACTOR_CRITICS}
 FIELDS = [(name, field) for name in ALGORITHMS for field in TABLE[name] if field not in ELSEWHERE]
 NUMBERS = [(n, f) for n, f in FIELDS if traced(n, f)]
 CHOICES = [(n, f) for n, f in FIELDS if not traced(n, f)]
+CHOICES = [c for c in CHOICES if c[0] in (*ACTOR_CRITICS, "dqn") or c[1] not in {**SIGHT, **REPLAY}]
+"""What all learners from replay share is looked at once, in DQN."""
 
 
 def fast(cases: list[tuple[str, str]]) -> list[Any]:
@@ -315,9 +317,32 @@ def fast(cases: list[tuple[str, str]]) -> list[Any]:
     return [pytest.param(*case, marks=pytest.mark.slow) if case in slow else case for case in cases]
 
 
-@pytest.mark.parametrize(("name", "field"), fast(NUMBERS))
+@pytest.mark.parametrize(("name", "field"), fast([c for c in NUMBERS if c[0] in ACTOR_CRITICS]))
 def test_every_number_changes_what_is_learned(name, field):
     differs(name, field)
+
+
+@cache
+def read(env: Any, tree: Any, numbers: tuple[float, ...]) -> tuple[bool, ...]:
+    """Which of an agent's numbers reach the parameters after four iterations."""
+    algo = jax.tree.unflatten(tree, [jnp.float32(x) for x in numbers])
+    program = jax.make_jaxpr(lambda algo: outcome.__wrapped__(env, algo, jax.random.key(0)))(algo)
+    _, used = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
+    return tuple(used)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "field"), [c for c in NUMBERS if c[0] not in ACTOR_CRITICS])
+def test_every_number_is_read(name, field):
+    env, algo, _ = pair(name, field)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(algo)]
+    leaves, tree = jax.tree.flatten(algo)
+    used = dict(zip(paths, read(env, tree, tuple(map(float, leaves))), strict=True))
+    own = [known for path, known in used.items() if path.startswith(f".config.{field}")]
+    if getattr(algo.config, field) is None:  # absent here: the other value makes another program
+        assert program(env, algo) != program(env, pair(name, field)[2])
+    else:
+        assert own == [True]
 
 
 @pytest.mark.parametrize(("name", "field"), fast(CHOICES))
@@ -327,7 +352,10 @@ def test_every_choice_changes_the_program(name, field):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "field"), [c for c in CHOICES if c[0] == "ppo" or c[1] in RARE[c[0]]])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [c for c in CHOICES if c[0] == "ppo" or (c[0] in ACTOR_CRITICS and c[1] in UNLIKE_PPO[c[0]])],
+)
 def test_every_choice_changes_what_is_learned(name, field):
     differs(name, field)
 

@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.ops.returns import explained_variance, gae, masked_mean, masked_var, monte_carlo, standardise
+from sparring.ops.returns import (
+    explained_variance,
+    gae,
+    masked_mean,
+    masked_var,
+    monte_carlo,
+    q_lambda,
+    rescale,
+    standardise,
+    unscale,
+)
 
 SHAPE = (9, 2)
 NUMBERS = hnp.arrays(np.float32, SHAPE, elements=st.floats(-10, 10, width=32))
@@ -22,6 +32,7 @@ DISCOUNT = st.floats(0, 1, width=32)
 
 fast_gae = jax.jit(gae)
 fast_monte_carlo = jax.jit(monte_carlo)
+fast_q_lambda = jax.jit(q_lambda)
 
 
 def slow_gae(
@@ -64,6 +75,33 @@ def slow_monte_carlo(reward: Any, ended: Any, gamma: float, mask: Any, elapsed: 
     return out
 
 
+def slow_q_lambda(
+    reward: Any,
+    next_value: Any,
+    terminated: Any,
+    truncated: Any,
+    gamma: float,
+    trace: float,
+    mask: Any,
+    elapsed: Any,
+) -> np.ndarray:
+    """(1 - λ) Σ_n λ^(n-1) G^(n), and all that is left of the weights on the longest n-step return."""
+    out = np.zeros(reward.shape)
+    for t, b in np.ndindex(reward.shape):
+        total, discount, share = 0.0, 1.0, 1.0
+        for k in range(t, reward.shape[0]):
+            total += discount * float(reward[k, b])
+            discount *= gamma ** float(elapsed[k, b])
+            value = 0.0 if terminated[k, b] else discount * float(next_value[k, b])
+            goes_on = k + 1 < reward.shape[0] and mask[k + 1, b]
+            if terminated[k, b] or truncated[k, b] or not goes_on:
+                out[t, b] += share * (total + value)
+                break
+            out[t, b] += share * (1.0 - trace) * (total + value)
+            share *= trace
+    return out
+
+
 def garbage(x: np.ndarray, mask: np.ndarray) -> jax.Array:
     return jnp.asarray(np.where(mask, x, np.nan))
 
@@ -85,6 +123,34 @@ def test_monte_carlo_is_its_definition_and_padding_does_not_leak(reward, ended, 
     wanted = slow_monte_carlo(reward, ended, gamma, mask, elapsed)
     got = fast_monte_carlo(garbage(reward, mask), jnp.asarray(ended), gamma, jnp.asarray(mask), elapsed)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
+
+
+@given(NUMBERS, NUMBERS, FLAGS, FLAGS, FLAGS, STEPS, DISCOUNT, DISCOUNT)
+def test_q_lambda_is_the_mixture_of_all_n_step_returns(
+    reward, next_value, terminated, truncated, mask, elapsed, gamma, trace
+):
+    wanted = slow_q_lambda(reward, next_value, terminated, truncated, gamma, trace, mask, elapsed)
+    ends = jnp.asarray(terminated), jnp.asarray(truncated)
+    filled = [jnp.asarray(np.where(mask, x, 1e6)) for x in (reward, next_value)]
+    got = fast_q_lambda(*filled, *ends, gamma, trace, jnp.asarray(mask), elapsed)
+    np.testing.assert_allclose(np.asarray(got)[mask], wanted[mask], rtol=1e-4, atol=1e-3)
+
+
+def test_q_lambda_of_a_rollout_without_padding():
+    reward = np.arange(18.0, dtype=np.float32).reshape(SHAPE)
+    none, ones = np.zeros(SHAPE, bool), np.ones(SHAPE, np.int32)
+    wanted = slow_q_lambda(reward, -reward, none, none, 0.9, 0.65, ~none, ones)
+    got = fast_q_lambda(*map(jnp.asarray, (reward, -reward, none, none)), 0.9, 0.65)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+@given(hnp.arrays(np.float32, 20, elements=st.floats(-1e4, 1e4, width=32)))
+def test_the_compressed_scale_is_its_definition_and_has_an_inverse(x):
+    y = rescale(jnp.asarray(x))
+    np.testing.assert_allclose(
+        y, np.sign(x) * (np.sqrt(np.abs(x) + 1.0) - 1.0) + 1e-3 * x, rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(unscale(y), x, rtol=2e-3, atol=2e-2)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, FLAGS, FLAGS)
