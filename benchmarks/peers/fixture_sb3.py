@@ -2,8 +2,9 @@
 
     .venv-peers/bin/python benchmarks/peers/fixture_sb3.py
 
-Each file holds a rollout with terminations and truncations, the weights and the optimiser's state before the
-update, the order of the minibatches, and the weights after it. numpy alone reads them.
+Each file holds the weights and the optimisers' states before the update, the weights after it, and between
+them a rollout with terminations and truncations and the order of its minibatches, or a batch from the replay
+and the noise that was drawn. numpy alone reads them.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -24,6 +25,12 @@ CASES: dict[str, tuple[Any, str, int, dict[str, Any]]] = {
     "ppo-discrete": (PPO, "CartPole-v1", 15, {**PPO_SETTINGS, "clip_range_vf": 0.3}),
     "ppo-box": (PPO, "Pendulum-v1", 20, PPO_SETTINGS),
     "a2c-discrete": (A2C, "CartPole-v1", 5, {"n_steps": 8, "ent_coef": 0.01, "gae_lambda": 0.9}),
+}
+REPLAY = {"learning_starts": 40, "batch_size": 64, "buffer_size": 1000}
+FROM_REPLAY: dict[str, tuple[Any, str, int, dict[str, Any]]] = {
+    "dqn": (DQN, "CartPole-v1", 15, {"policy_kwargs": {"net_arch": [16, 8]}, "target_update_interval": 30}),
+    "sac": (SAC, "Pendulum-v1", 20, {"policy_kwargs": {"net_arch": {"pi": [16, 8], "qf": [8, 16]}}}),
+    "td3": (TD3, "Pendulum-v1", 20, {"policy_kwargs": {"net_arch": {"pi": [16, 8], "qf": [8, 16]}}}),
 }
 
 
@@ -89,11 +96,75 @@ def fixture(case: str) -> dict[str, np.ndarray]:
     return data | {f"after.{name}": value for name, value in weights(model).items()}
 
 
+def replay_weights(model: Any) -> dict[str, np.ndarray]:
+    """Every parameter, targets and the entropy coefficient among them."""
+    found = weights(model)
+    if hasattr(model, "log_ent_coef"):
+        found["log_ent_coef"] = model.log_ent_coef.detach().numpy().copy()
+    return found
+
+
+def replay_optimisers(model: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """The state of every optimiser by parameter."""
+    known = {id(value): name for name, value in model.policy.named_parameters()}
+    rules = [getattr(part, "optimizer", None) for part in (model.policy, model.actor, model.critic)]
+    if hasattr(model, "log_ent_coef"):
+        known[id(model.log_ent_coef)] = "log_ent_coef"
+        rules.append(model.ent_coef_optimizer)
+    for rule in rules:
+        for parameter, state in rule.state.items() if rule is not None else ():
+            for key, value in state.items():
+                yield f"optimiser.{key}.{known[id(parameter)]}", value.numpy().copy()
+
+
+def replay_fixture(case: str) -> dict[str, np.ndarray]:
+    """Trains a little, then records one batch and the update that it makes."""
+    algorithm, env_id, limit, settings = FROM_REPLAY[case]
+    env = make_vec_env(lambda: gym.make(env_id, max_episode_steps=limit), n_envs=1, seed=0)
+    model = algorithm("MlpPolicy", env, seed=0, device="cpu", **REPLAY, **settings)
+    for name in ("actor", "critic"):
+        if not hasattr(model, name):
+            setattr(model, name, None)
+    model.learn(121)  # an odd number of updates: the next one of TD3 moves the policy, too
+    buffer = model.replay_buffer
+    index = np.arange(buffer.pos)[-REPLAY["batch_size"] :]  # some episodes end among them
+    batch = buffer._get_samples(index)
+    data = {
+        **{f"before.{name}": value for name, value in replay_weights(model).items()},
+        **dict(replay_optimisers(model)),
+        "updates": np.array(model._n_updates),
+        "obs": batch.observations.numpy(),
+        "action": batch.actions.numpy(),
+        "reward": batch.rewards.numpy()[:, 0],
+        "terminated": batch.dones.numpy()[:, 0] > 0,
+        "truncated": buffer.timeouts[index, 0] > 0,
+        "next_obs": batch.next_observations.numpy(),
+    }
+    buffer.sample = lambda *_, **__: batch
+    drawn: list[np.ndarray] = []
+    standard_normal = torch.distributions.normal._standard_normal
+
+    def recorded(*args: Any, **kwargs: Any) -> torch.Tensor:
+        noise = standard_normal(*args, **kwargs)
+        drawn.append(noise.numpy().copy())
+        return noise
+
+    torch.distributions.normal._standard_normal = recorded
+    torch.manual_seed(0)
+    model.train(gradient_steps=1, batch_size=REPLAY["batch_size"])
+    torch.distributions.normal._standard_normal = standard_normal
+    if case == "td3":
+        torch.manual_seed(0)
+        drawn = [batch.actions.clone().normal_(0, 1).numpy()]
+    data |= {f"noise.{number}": noise for number, noise in enumerate(drawn)}
+    return data | {f"after.{name}": value for name, value in replay_weights(model).items()}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for case in CASES:
-        data = fixture(case)
+    for case in (*CASES, *FROM_REPLAY):
+        data = fixture(case) if case in CASES else replay_fixture(case)
         np.savez_compressed(FOLDER / f"{case}.npz", **data)
         print(case, "terminated", int(data["terminated"].sum()), "truncated", int(data["truncated"].sum()))
 

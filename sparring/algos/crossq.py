@@ -24,7 +24,7 @@ from sparring.nets.renorm import NormedMLP, keep_statistics
 from sparring.nets.sight import Carry, RewardStats, Stored, Trunk
 from sparring.ops import optim
 from sparring.ops.distributions import Distribution
-from sparring.ops.keys import several
+from sparring.ops.keys import several, uniform
 from sparring.ops.statistics import Moments
 from sparring.replay import offpolicy
 from sparring.replay.offpolicy import Lesson, OffPolicyConfig
@@ -208,7 +208,7 @@ class CrossQ:
             self.config, weights.policy, carry, view, behaviour, act_key, self.plan.rollout
         )
         assert choice.sample is not None
-        unit = jax.random.uniform(random_key, choice.sample.shape, minval=-1.0, maxval=1.0)
+        unit = 2.0 * uniform(random_key, choice.sample.shape) - 1.0
         drawn = unit_to_bounds(critics.bounded(self.spec, "CrossQ"), unit)
         random = jnp.broadcast_to(weights.random, action.shape[:1])
         random = random if behaviour.greedy is None else random & ~behaviour.greedy

@@ -26,8 +26,8 @@ from sparring.nets.policy import Actor, ActorConfig, Weights
 from sparring.nets.sight import BinsConfig, Carry, RewardStats, Stored
 from sparring.nets.values import branch_sizes, taken
 from sparring.ops import optim
-from sparring.ops.distributions import ILLEGAL, Categorical, Distribution, MultiCategorical
-from sparring.ops.keys import several
+from sparring.ops.distributions import ILLEGAL, Categorical, Distribution, MultiCategorical, drawn
+from sparring.ops.keys import several, uniform
 from sparring.ops.statistics import Moments
 from sparring.replay import offpolicy
 from sparring.replay.offpolicy import Lesson, OffPolicyConfig
@@ -191,15 +191,15 @@ class SAC:
         )
         sample = action if choice.sample is None else choice.sample
         if isinstance(codec.inner, Box):
-            unit = jax.random.uniform(random_key, sample.shape, minval=-1.0, maxval=1.0)
+            unit = 2.0 * uniform(random_key, sample.shape) - 1.0
             anything = unit_to_bounds(critics.bounded(self.spec, "SAC"), unit)
         else:
             possible = jnp.where(branches(branch_sizes(codec), view.legal), 0.0, ILLEGAL)
             options = jnp.broadcast_to(possible, (sample.shape[0], *possible.shape[-2:]))
-            drawn = jax.random.categorical(random_key, options).astype(jnp.int32)
-            drawn = drawn[:, 0] if isinstance(codec.inner, Discrete) else drawn
-            sample = _where(weights.random, behaviour.greedy, drawn, sample)
-            anything = codec.decode(drawn)
+            choices = drawn(random_key, options)
+            choices = choices[:, 0] if isinstance(codec.inner, Discrete) else choices
+            sample = _where(weights.random, behaviour.greedy, choices, sample)
+            anything = codec.decode(choices)
         action = _where(weights.random, behaviour.greedy, anything, action)
         kept = sample if not isinstance(codec.inner, Box) and not codec.identity else None
         return action, Stored(kept, choice.frames, carry.core), after
@@ -270,11 +270,11 @@ class SAC:
         )
 
 
-def _where(random: Array, greedy: Array | None, drawn: Array, action: Array) -> Array:
-    """The drawn action where it is random and the row is not to be greedy."""
+def _where(random: Array, greedy: Array | None, anything: Array, action: Array) -> Array:
+    """The random action where it is random and the row is not to be greedy."""
     rows = jnp.broadcast_to(random, action.shape[:1])
     rows = rows if greedy is None else rows & ~greedy
-    return jnp.where(rows.reshape((-1,) + (1,) * (action.ndim - 1)), drawn, action)
+    return jnp.where(rows.reshape((-1,) + (1,) * (action.ndim - 1)), anything, action)
 
 
 def distribution(pilot: Pilot, lesson: Lesson, shared: Array, legal: Any, following: bool) -> Distribution:

@@ -22,7 +22,7 @@ from sparring.nets.heads import bounds_to_unit, unit_to_bounds
 from sparring.nets.layers import MLP, Dense
 from sparring.nets.sight import Carry, RewardStats, Stored, Trunk
 from sparring.ops import optim
-from sparring.ops.keys import several
+from sparring.ops.keys import normal, several, uniform
 from sparring.ops.statistics import Moments
 from sparring.replay import offpolicy
 from sparring.replay.offpolicy import Lesson, OffPolicyConfig
@@ -178,14 +178,14 @@ class TD3:
         noise_key, random_key = several(key, 2)
         drift, unit = carry.noise, mean
         if c.noise != "none":
-            noise = weights.std * jax.random.normal(noise_key, mean.shape)
+            noise = weights.std * normal(noise_key, mean.shape)
             if drift is not None:
                 if view.first is not None:
                     drift = jnp.where(view.first[:, None], 0.0, drift)
                 drift = drift - c.noise_theta * c.noise_dt * drift + math.sqrt(c.noise_dt) * noise
                 noise = drift
             unit = jnp.clip(mean + noise, -1.0, 1.0)
-        anything = jax.random.uniform(random_key, mean.shape, minval=-1.0, maxval=1.0)
+        anything = 2.0 * uniform(random_key, mean.shape) - 1.0
         unit = jnp.where(weights.random, anything, unit)
         if behaviour.greedy is not None:
             unit = jnp.where(behaviour.greedy[:, None], mean, unit)
@@ -212,7 +212,7 @@ class TD3:
 
         follows = lesson.features(state.critic_target.trunk)[1]
         ahead = action(state.actor_target, lesson, follows, following=True)
-        smear = c.target_policy_noise * jax.random.normal(key, ahead.shape)
+        smear = c.target_policy_noise * normal(key, ahead.shape)
         smear = jnp.clip(smear, -c.target_noise_clip, c.target_noise_clip)
         q_next = state.critic_target(follows, jnp.clip(ahead + smear, -1.0, 1.0))
         y = lesson.target(jnp.min(q_next, axis=0))

@@ -87,8 +87,8 @@ def _learning(trees: Trees, added: bool | None) -> Any:
     """One iteration of learning on flat lists, and what acting needs in the next one.
 
     `added` None adds the rollout first; else it was added, and says whether the replay is ready: its data are
-    only read, and a program without a choice copies nothing. Flattening Equinox modules in Python and
-    dispatching several small programs would take longer than a small update.
+    only read. A program that writes and reads them, or has a choice, copies them. Flattening Equinox modules
+    in Python and dispatching several small programs would take longer than a small update.
     """
 
     def learn(
@@ -183,6 +183,8 @@ class Host:
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
         self._ring = self._open_ring(example)
         self._names: tuple[str, ...] = ()
+        self._programs: dict[bool | None, Any]
+        """`_learning`, found once: looking it up compares large trees"""
         self._trees: Trees
         self._floats = jnp.stack(jax.tree.leaves(self.algo))
         self.learner = loop.start(self.algo, self._key, example, window, keeps=self._ring is None)
@@ -190,6 +192,7 @@ class Host:
         self._names = tuple(self._metric_shapes())
         self._trees = self._trees._replace(names=self._names)
         self._waits = self._ring is None and self.algo.replay.ready(self.learner.replay) is not True
+        self._store = _storing(self._trees)
 
     @property
     def learner(self) -> Learner:
@@ -208,6 +211,8 @@ class Host:
         self._live, live = jax.tree.flatten(learner.replay.live)
         self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names)
         self._ahead = None
+        self._ready = False
+        self._programs = {}
 
     def _metric_shapes(self) -> Metrics:
         """The metrics of an iteration, by name."""
@@ -252,11 +257,11 @@ class Host:
         """Adds the rollout to the replay and learns, in one program or, where there is a wait, in two."""
         added: bool | None = None
         if self._waits:
-            store = _storing(self._trees)
-            self._data, self._live, ready = store(self._floats, self._data, self._live, rollout)
-            added = bool(ready)
-        learn = _learning(self._trees, added)
-        self._kept, self._live, data, *ahead, values = learn(
+            self._data, self._live, ready = self._store(self._floats, self._data, self._live, rollout)
+            added = self._ready = self._ready or bool(ready)  # once it is, it stays so
+        if added not in self._programs:
+            self._programs[added] = _learning(self._trees, added)
+        self._kept, self._live, data, *ahead, values = self._programs[added](
             self._floats, self._kept, self._live, self._data, rollout, key, iteration
         )
         self._data = data if added is None else self._data

@@ -13,6 +13,7 @@ from sparring import actor
 from sparring.actor import Episodes
 from sparring.drivers.platform import once_options
 from sparring.ops import keys
+from sparring.ops.seam import block
 from sparring.replay.size import check_fits, free_bytes, replay_bytes
 from sparring.types import Algorithm, Batch, Key, Memory, Metrics, Transition
 
@@ -111,7 +112,7 @@ def learn_from(
 
     def update(train: Any, now: tuple[Batch, Key]) -> tuple[Any, Metrics]:
         batch, key = now
-        train, report = algo.update(train, batch, keys.several(key, 2)[1])
+        train, report = block(algo.update)(train, batch, keys.several(key, 2)[1])
         return train, report.metrics
 
     each = _update_keys(algo, keys.consumer(key, iteration, keys.UPDATE))
@@ -157,7 +158,7 @@ def updates(
         now = memory._replace(live=live)
         sample_key, update_key = keys.several(key, 2)
         batch = replay.sample(now, sample_key)
-        train, report = algo.update(train, batch, update_key)
+        train, report = block(algo.update)(train, batch, update_key)
         return train, replay.feedback(now, batch, report), report.metrics
 
     def all_of_them(train: Any, live: Any) -> tuple[Any, Any, Metrics]:

@@ -28,7 +28,7 @@ from sparring.ops.distributions import (
     TanhGaussian,
     mask_logits,
 )
-from sparring.ops.keys import several
+from sparring.ops.keys import normal, several
 from sparring.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 JOINT_LIMIT = 4096
@@ -207,7 +207,7 @@ class Head(eqx.Module):
     def noise_matrix(self, key: Any, rows: int) -> Float[Array, "B I A"]:
         """gSDE's exploration matrix of each row; it stays fixed for `sde_sample_freq` steps."""
         assert isinstance(self.log_std, jax.Array)
-        return jax.random.normal(key, (rows, *self.log_std.shape)) * jnp.exp(self.log_std)
+        return normal(key, (rows, *self.log_std.shape)) * jnp.exp(self.log_std)
 
 
 def _branch(logits: Array, sizes: tuple[int, ...], legal: Array | None) -> Array:

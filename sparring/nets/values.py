@@ -18,8 +18,8 @@ from sparring.nets import sight
 from sparring.nets.heads import Codec, branches
 from sparring.nets.layers import MLP, Dense, Noisy
 from sparring.nets.sight import AgentConfig, BinsConfig, Carry, Stored, Trunk
-from sparring.ops.distributions import ILLEGAL
-from sparring.ops.keys import several
+from sparring.ops.distributions import ILLEGAL, drawn
+from sparring.ops.keys import several, uniform
 from sparring.ops.statistics import Moments
 from sparring.spaces import Discrete, EnvSpec, MultiDiscrete, describe
 from sparring.types import Behaviour, Key, Obs, Transition, View
@@ -126,12 +126,11 @@ def act(
     coin_key, option_key = several(key, 2)
     epsilon = weights.epsilon if behaviour.epsilon is None else behaviour.epsilon
     if behaviour.temperature is not None:
-        hot = jax.random.categorical(option_key, table / behaviour.temperature[:, None, None])
-        chosen = hot.astype(jnp.int32)
+        chosen = drawn(option_key, table / behaviour.temperature[:, None, None])
     else:
-        possible = jnp.where(table > 0.5 * ILLEGAL, 0.0, ILLEGAL)
-        random = jax.random.categorical(option_key, possible).astype(jnp.int32)
-        explores = jax.random.uniform(coin_key, best.shape[:1]) < epsilon
+        lots = uniform(option_key, table.shape)
+        random = jnp.argmax(jnp.where(table > 0.5 * ILLEGAL, lots, -1.0), axis=-1).astype(jnp.int32)
+        explores = uniform(coin_key, best.shape[:1]) <= epsilon
         chosen = jnp.where(explores[:, None], random, best)
     if behaviour.greedy is not None:
         chosen = jnp.where(behaviour.greedy[:, None], best, chosen)

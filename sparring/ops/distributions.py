@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from sparring.ops.keys import gumbel, normal, uniform
+
 ILLEGAL = -1e9
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -27,13 +29,18 @@ class Distribution(Protocol):
     def tempered(self, temperature: Array) -> Self: ...
 
 
+def drawn(key: Any, logits: Array) -> Array:
+    """A draw from the softmax over the last axis: the largest of logits plus Gumbel noise."""
+    return jnp.argmax(logits + gumbel(key, logits.shape), axis=-1).astype(jnp.int32)
+
+
 class Categorical(NamedTuple):
     """One choice out of A; `logits` is [..., A]."""
 
     logits: Array
 
     def sample(self, key: Any) -> Array:
-        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+        return drawn(key, self.logits)
 
     def mode(self) -> Array:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
@@ -57,7 +64,7 @@ class MultiCategorical(NamedTuple):
     logits: Array
 
     def sample(self, key: Any) -> Array:
-        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+        return drawn(key, self.logits)
 
     def mode(self) -> Array:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
@@ -78,7 +85,7 @@ class Bernoulli(NamedTuple):
     logits: Array
 
     def sample(self, key: Any) -> Array:
-        return jax.random.bernoulli(key, jax.nn.sigmoid(self.logits)).astype(jnp.int32)
+        return (uniform(key, self.logits.shape) < jax.nn.sigmoid(self.logits)).astype(jnp.int32)
 
     def mode(self) -> Array:
         return (self.logits > 0).astype(jnp.int32)
@@ -107,7 +114,7 @@ class Gaussian(NamedTuple):
         return x if self.legal is None else jnp.where(self.legal, x, 0.0)
 
     def sample(self, key: Any) -> Array:
-        noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        noise = normal(key, self.mean.shape)
         return self._kept(self.mean + jnp.exp(self.log_std) * noise)
 
     def mode(self) -> Array:

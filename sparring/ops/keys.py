@@ -60,17 +60,36 @@ def several(key: Key, count: int) -> Key:
 def uniform_pair(key: Key, count: int) -> jax.Array:
     """Two independent numbers in (0, 1] per place, [count, 2], straight from derived keys.
 
-    Compiles in a third of the time of `jax.random.uniform`: for initial weights, of which a program draws
-    many shapes once.
+    Compiles in a third of the time of `jax.random.uniform` and is one kernel where that is a loop over many:
+    for initial weights, of which a program draws many shapes once, and for acting, where kernels cost.
     """
     words = jax.random.key_data(several(key, count))
     return (words >> 8).astype(jnp.float32) * 2.0**-24 + 2.0**-25
+
+
+def uniform(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """Numbers in (0, 1]; see `uniform_pair`."""
+    return uniform_pair(key, math.prod(shape))[:, 0].reshape(shape)
 
 
 def normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
     """Standard normal numbers by Box and Muller's transform of `uniform_pair`."""
     u = uniform_pair(key, math.prod(shape))
     return (jnp.sqrt(-2.0 * jnp.log(u[:, 0])) * jnp.cos(2.0 * jnp.pi * u[:, 1])).reshape(shape)
+
+
+def below(key: Key, count: int, limit: jax.Array) -> jax.Array:
+    """As many whole numbers in [0, limit), straight from derived keys.
+
+    None is likelier than another by more than limit / 2^32 of its probability.
+    """
+    words = jax.random.key_data(several(key, count))[:, 0]
+    return (words % jnp.asarray(limit).astype(jnp.uint32)).astype(jnp.int32)
+
+
+def gumbel(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """Standard Gumbel numbers: the largest of logits + these is a draw from their softmax."""
+    return -jnp.log(-jnp.log(uniform(key, shape) * (1.0 - 2.0**-24)))
 
 
 def consumer(key: Key, iteration: jax.Array | int, tag: int) -> Key:

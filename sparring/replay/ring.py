@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from sparring.ops.keys import below
 from sparring.types import Batch, Key, Memory, Report, Transition
 
 
@@ -57,7 +58,7 @@ class Ring:
     def draw(self, windows: Int[Array, " B"], key: Key) -> tuple[Int[Array, " N"], Int[Array, " N"]]:
         """Row and age of `batch_size` windows, uniformly over as many as each row has."""
         total = jnp.cumsum(windows)
-        drawn = jax.random.randint(key, (self.batch_size,), 0, jnp.maximum(total[-1], 1))
+        drawn = below(key, self.batch_size, jnp.maximum(total[-1], 1))
         row = jnp.searchsorted(total, drawn, side="right").astype(jnp.int32)
         return row, drawn - jnp.where(row > 0, total[row - 1], 0)
 

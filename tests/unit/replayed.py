@@ -34,16 +34,20 @@ def learner(name: str, spec: EnvSpec, **settings: Any) -> Any:
 
 
 def start(algo: Any, seed: int = 0) -> Any:
-    """A train state with random networks and a fresh optimiser."""
+    """A train state with random networks and a fresh optimiser; renormalisation has 50 updates behind it."""
     fresh = quick(algo.init)(jax.random.key(0))
     random = np.random.default_rng(seed)
 
-    def drawn(x: Any) -> Any:
-        return jnp.asarray(random.normal(0, 0.5, x.shape), jnp.float32)
+    def drawn(path: Any, x: Any) -> Any:
+        made = jnp.asarray(random.normal(0, 0.5, x.shape), jnp.float32)
+        name = jax.tree_util.keystr(path)
+        if name.endswith(".updates"):
+            return jnp.full_like(made, 50.0)
+        return jnp.abs(made) + 0.3 if name.endswith(".variance") else made
 
     names = ("nets", "target", "actor", "critic", "actor_target", "critic_target")
-    networks = {name: jax.tree.map(drawn, getattr(fresh, name)) for name in names if hasattr(fresh, name)}
-    return fresh._replace(**networks)
+    networks = {n: getattr(fresh, n) for n in names if hasattr(fresh, n)}
+    return fresh._replace(**jax.tree_util.tree_map_with_path(drawn, networks))
 
 
 def batch(algo: Any, seed: int = 0, steps: int | None = None, count: int = N) -> Batch:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from conftest import ALGORITHMS, agent, algorithm, train
+from conftest import ALGORITHMS, CHOOSERS, agent, algorithm, train
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,7 +32,7 @@ from sparring.config import (
     resolve,
     tabulate,
 )
-from sparring.envs.probes import MultiplyContinuous
+from sparring.envs.probes import Multiply, MultiplyContinuous
 from sparring.errors import ConfigError
 
 
@@ -273,7 +273,9 @@ def test_every_scalar_of_the_others_accepts_a_schedule(name, key):
 
 def accepts(name: str, key: str) -> None:
     """Traces acting and learning with a schedule in the field; nothing is compiled."""
-    on = {"normalize_obs": True, "normalize_reward": True, "ortho_init": False, key: Linear(0.2, 0.1)}
-    env = MultiplyContinuous()
+    on = {"normalize_obs": True, "normalize_reward": True, key: Linear(0.2, 0.1)}
+    if "ortho_init" in typing.get_type_hints(algorithm(name).Config):
+        on["ortho_init"] = False
+    env = Multiply() if name in CHOOSERS else MultiplyContinuous()
     world = jax.eval_shape(lambda k: train(agent(name, env, 2, **on), env, k), jax.random.key(0))
     assert world.learner.train.iteration.shape == ()
