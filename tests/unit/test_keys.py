@@ -114,3 +114,18 @@ def test_all_permutations_of_four_are_equally_likely():
     _, counts = np.unique(order @ np.array([64, 16, 4, 1]), return_counts=True)
     assert len(counts) == 24
     assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_whole_numbers_are_uniform_below_any_limit():
+    for limit in (1, 7, 1000):
+        drawn = np.asarray(keys.below(jax.random.key(limit), 100_000, jnp.int32(limit)))
+        counts = np.bincount(drawn, minlength=limit)
+        assert len(counts) == limit
+        assert limit == 1 or stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_gumbel_noise_draws_from_the_softmax():
+    logits = jnp.log(jnp.array([0.1, 0.2, 0.7]))
+    drawn = jnp.argmax(logits + keys.gumbel(jax.random.key(0), (100_000, 3)), axis=-1)
+    assert stats.chisquare(np.bincount(drawn), 100_000 * np.array([0.1, 0.2, 0.7])).pvalue > 1e-4
+    assert np.isfinite(np.asarray(keys.gumbel(jax.random.key(1), (1_000_000,)))).all()
