@@ -3,8 +3,8 @@
     python3 -m venv .venv-rliable && .venv-rliable/bin/pip install 'rliable==1.2.0' 'arch<8' 'pandas<3'
     .venv-rliable/bin/python benchmarks/peers/fixture_rliable.py
 
-Each file holds scores of two methods, seeds × tasks, the indices that every bootstrap drew, and rliable's point
-and interval of each statistic on those draws. numpy alone reads them.
+Each file holds scores of two methods, seeds × tasks, the indices that every bootstrap drew, and rliable's
+point and interval of each statistic on those draws. numpy alone reads them.
 """
 
 import json

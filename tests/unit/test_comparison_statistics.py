@@ -1,4 +1,4 @@
-"""Statistics over seeds: rliable's numbers on rliable's draws, honest tests, quick enough to be used freely."""
+"""Statistics over seeds: rliable's numbers on rliable's draws, honest tests, and quick."""
 
 from __future__ import annotations
 
