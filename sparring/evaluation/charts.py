@@ -68,7 +68,7 @@ def learning_curves(lines: Sequence[Line], axis: Axis = "steps", root_scale: boo
             if root_scale:
                 _root_scale(panel, [line for line in lines if (line.env, line.metric) == (env, metric)])
             panel.set_title(env)
-            panel.set_ylabel(f"{metric} (square-root scale)" if root_scale else metric)
+            panel.set_ylabel(f"{metric}, IQM{' (square-root scale)' if root_scale else ''}")
             panel.set_xlabel("environment steps" if axis == "steps" else "seconds of training")
             if axis == "steps":
                 panel.xaxis.set_major_formatter(_thousands())
@@ -124,16 +124,17 @@ def _draw_profile(panel: Any, table: Table, texts: dict[str, str]) -> None:
     for index, row in enumerate(table.rows):
         style = _style(index)
         label = _label(texts[row.letter], len(row.scores))
-        panel.plot(table.thresholds, row.profile, label=label, **style)
+        panel.step(table.thresholds, row.profile, where="post", label=label, **style)
         if row.profile_band is not None:
             _, low, high = row.profile_band
-            panel.fill_between(table.thresholds, low, high, color=style["color"], alpha=0.2, linewidth=0)
+            shade = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+            panel.fill_between(table.thresholds, low, high, step="post", **shade)
 
 
 def _label(text: str, n: int) -> str:
     """A unit's name, as it is: `$` starts no formula and a leading underscore hides nothing."""
     shown = text if len(text) <= 48 else f"{text[:47]}…"
-    seeds = "1 seed, no band" if n == 1 else f"IQM of {n} seeds, 95 % band"
+    seeds = "1 seed, no band" if n == 1 else f"{n} seeds, 95 % band"
     hidden = " " if shown.startswith("_") else ""
     return f"{hidden}{shown} ({seeds})".replace("$", r"\$")
 
@@ -169,6 +170,7 @@ def signed_square(x: np.ndarray) -> np.ndarray:
 def root_ticks(low: float, high: float, count: int = 7) -> list[float]:
     """Round numbers about evenly far apart on the square-root scale."""
     first, last = signed_root(np.array([low, high])).tolist()
-    at = signed_square(np.linspace(first, last, count))
-    rounded = {0.0 if x == 0 else float(f"{x:.1g}") for x in at.tolist()}
-    return sorted(rounded | ({0.0} if low < 0 < high else set()))
+    at = np.linspace(first, last, count)
+    if first < 0 < last:  # zero takes the place of what lies beside it
+        at = np.append(at[np.abs(at) > (last - first) / (2 * count)], 0.0)
+    return sorted({float(f"{x:.1g}") for x in signed_square(at).tolist()})

@@ -22,7 +22,7 @@ FINAL = ("eval/mean_reward", "rollout/ep_rew_mean")
 """What a run is judged by: its last evaluation, or the episodes of training."""
 ENOUGH = 5
 """Seeds below which an interval is too narrow."""
-THRESHOLDS = 21
+THRESHOLDS = 51
 """Points of a performance profile."""
 
 Direction = Literal["higher", "lower"]
@@ -171,7 +171,8 @@ def _table(
     target: float | None,
 ) -> Table:
     everything = np.concatenate([_values(found) for found in scores])
-    thresholds = np.linspace(everything.min(), everything.max(), THRESHOLDS)
+    margin = 0.05 * np.ptp(everything)  # so that a profile begins at 1 and ends at 0
+    thresholds = np.linspace(everything.min() - margin, everything.max() + margin, THRESHOLDS)
     first = _values(scores[0])
     rows = [
         _row(unit.letter, found, first if i else None, thresholds, direction, target)
