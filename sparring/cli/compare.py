@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparring.cli.config import spelled
 from sparring.cli.output import Output, paragraph, table, width
 from sparring.cli.parser import Options, Parser, whole
 from sparring.runs import directory
@@ -105,13 +106,13 @@ def chance(row: Row) -> str:
 def settings(found: Comparison) -> str:
     """The configuration's differences, a column for every unit."""
     rows = [
-        [name, *(" | ".join(spelled(value) for value in values) for values in each)]
+        [name, *(" | ".join(shown(value) for value in values) for values in each)]
         for name, each in found.differences.items()
     ]
     return table(["", *(unit.letter for unit in found.units)], rows, width())
 
 
-def spelled(value: Any) -> str:
+def shown(value: Any) -> str:
     """A setting's value in at most 40 characters; a dash where a run does not have the setting."""
-    shown = "-" if value is None else str(value)
-    return shown if len(shown) <= 40 else f"{shown[:39]}…"
+    text = "-" if value is None else spelled(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
