@@ -240,9 +240,11 @@ def test_compare_without_an_interval_says_so(sparring: Shell) -> None:
 
 
 def test_lower_can_be_better(sparring: Shell) -> None:
-    assert (
-        sparring("compare", "low", "high", "--lower-is-better", "--json").last["verdicts"][0]["better"] == "A"
-    )
+    data = sparring("compare", "high", "low", "--lower-is-better", "--target", 0, "--json").last
+    assert data["verdicts"][0]["better"] == "B"
+    low = data["environments"][0]["units"]["B"]
+    assert low["probability_of_improvement"] == 1.0
+    assert low["optimality_gap"] == pytest.approx(np.mean(spread_around(100, 6)))  # above the target here
 
 
 def test_mistakes_end_with_two(sparring: Shell) -> None:
