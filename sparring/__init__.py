@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sparring.common.evaluation import evaluate_policy
     from sparring.envs.registry import make
     from sparring.errors import SparringError
+    from sparring.evaluation.run import Run
     from sparring.model import Agent
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "TD3",
     "Agent",
     "CrossQ",
+    "Run",
     "SparringError",
     "__version__",
     "evaluate_policy",
@@ -35,6 +37,7 @@ BASELINES = ("A2C", "CrossQ", "DQN", "PPO", "PQN", "REINFORCE", "SAC", "TD3")
 PLACES = {
     **dict.fromkeys(BASELINES, "sparring.baselines"),
     "Agent": "sparring.model",
+    "Run": "sparring.evaluation.run",
     "SparringError": "sparring.errors",
     "evaluate_policy": "sparring.common.evaluation",
     "make": "sparring.envs.registry",

@@ -23,6 +23,7 @@ EXTRAS = {
     "atari": ("ale_py", "cv2"),
     "envpool": ("envpool",),
     "video": ("av", "pygame"),
+    "plot": ("matplotlib",),
     "track": ("tensorboardX",),
 }
 PACKAGES = ("sparring", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "safetensors")

@@ -95,6 +95,7 @@ def test_public_names() -> None:
         "PPO",
         "PQN",
         "REINFORCE",
+        "Run",
         "SAC",
         "SparringError",
         "TD3",
