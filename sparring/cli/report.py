@@ -13,7 +13,7 @@ MEGABYTE = 2**20
 def parser() -> Parser:
     made = Parser(
         "report",
-        "Write a page about one run, or several over each other: curves, health, evaluation, films, settings.",
+        "Write a page about a run, or about several, one over the other: curves, health, films, settings.",
         ("report last", "report runs/a runs/b -o report.html"),
     )
     made.add_argument("run", metavar="RUN", nargs="+", help="path or name of a run, or `last`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -59,7 +60,7 @@ def thin(values: np.ndarray, limit: int) -> np.ndarray:
         return np.arange(len(values))
     kept = {0, len(values) - 1}
     edges = np.linspace(0, len(values), max((limit - 2) // 3, 1) + 1).astype(int)
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in pairwise(edges):
         stretch = values[start:stop]
         finite = np.flatnonzero(np.isfinite(stretch))
         if len(finite):

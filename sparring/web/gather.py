@@ -6,7 +6,7 @@ import math
 import re
 import sqlite3
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ GROUPS = {
     "time": "Time",
 }
 _QUANTILE = re.compile(r"(.+)[_/](min|max|mean|median|p\d{1,2})")
-LEVELS = ("error", "warn", "info")
+LEVELS = ("error", "warn", "note")
 
 
 class Setting(NamedTuple):
@@ -153,7 +153,7 @@ def gather(runs: Sequence[RunDirectory]) -> Story:
                 metrics[base[1]] = Metric(_clip(base[1], 200), part, _spread_of(base[1], names), shown)
         else:
             shown = tuple(_series(tables, name, limit))
-            metrics[name] = Metric(_clip(name, 200), part, meaning(name), shown)
+            metrics[name] = Metric(_clip(name, 200), part, meaning(name).replace("`", ""), shown)
     facts = [_facts(run, label, t) for run, label, t in zip(runs, labels(runs), tables, strict=True)]
     return Story(tuple(facts), tuple(m for m in metrics.values() if m.series), len(names) - len(kept))
 
@@ -275,14 +275,15 @@ def _thinned(curve: Curve) -> Curve:
 def _facts(run: RunDirectory, label: str, curves: Mapping[str, list[Curve]]) -> Facts:
     status = run.read_status()
     config = run.read_config() if (run.path / CONFIG).is_file() else {}
-    seeds = config.get("seeds")
+    given = config.get("seeds")
+    seeds = tuple(map(_whole, given)) if isinstance(given, list) and given else (_whole(status.seed),)
     elapsed = [float(c.times[-1]) for found in curves.values() for c in found]
     return Facts(
         label=label,
         folder=run.path,
         algorithm=_clip(config.get("algorithm", status.algo)),
         env=_clip(config.get("env", status.env)),
-        seeds=tuple(map(_whole, seeds)) if isinstance(seeds, list) else (_whole(status.seed),),
+        seeds=seeds,
         state=status.state,
         steps=_whole(status.steps),
         goal=_whole(status.total),
@@ -292,7 +293,7 @@ def _facts(run: RunDirectory, label: str, curves: Mapping[str, list[Curve]]) -> 
         settings=tuple(settings(config, _comments(run.path / CONFIG))),
         machine=machine(run),
         scores=tuple(scores(curves)),
-        alerts=read_alerts(run.metrics, curves),
+        alerts=read_alerts(run.metrics, seeds, curves),
     )
 
 
@@ -344,7 +345,7 @@ def _single_key(line: str) -> str | None:
 
 
 def machine(run: RunDirectory) -> dict[str, str]:
-    """The versions and the machine that a run's agent or newest checkpoint names; empty when there is none."""
+    """The versions and hardware that a run's agent or newest checkpoint names; empty when there is none."""
     places = [run.artefact / AGENT, run.best / AGENT, *(p / MANIFEST for p in listing(run.checkpoints))]
     for place in places:
         try:
@@ -373,36 +374,50 @@ def scores(curves: Mapping[str, list[Curve]]) -> Iterable[Score]:
             yield Score(kind, which, int(steps[at]), by_seed, spread, len(steps))
 
 
-def read_alerts(path: Path, curves: Mapping[str, list[Curve]]) -> tuple[Alert, ...] | None:
+def read_alerts(
+    path: Path, seeds: Sequence[int], curves: Mapping[str, list[Curve]]
+) -> tuple[Alert, ...] | None:
     """What the health rules saw, in order of onset; None when the file has no table of alerts."""
     if not path.is_file():
         return None
-    columns = "rule, level, onset, last, seed, evidence"
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
+    connection.row_factory = sqlite3.Row
     try:
         known = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'alerts'")
         if known.fetchone() is None:
             return None
-        # A fixed text: nothing in it comes from outside.
-        rows = connection.execute(
-            f"SELECT {columns} FROM alerts ORDER BY onset, rule LIMIT {MOST_ALERTS}"  # noqa: S608
-        ).fetchall()
+        query = "SELECT * FROM alerts ORDER BY onset, rule LIMIT ?"
+        rows = [dict(row) for row in connection.execute(query, (MOST_ALERTS,))]
     except sqlite3.Error as error:
         raise StorageError(f"The alerts in {str(path)!r} cannot be read: {error}.") from error
     finally:
         connection.close()
     clock = _clock(curves)
-    made = []
-    for rule, level, onset, last, seed, evidence in rows:
-        begin, end = _whole(onset), max(_whole(onset), _whole(last))
-        known_level = level if level in LEVELS else "warn"
-        who = None if seed is None else _whole(seed)
-        times = (clock(begin), clock(end))
-        made.append(Alert(_clip(rule, 120), known_level, begin, end, who, _clip(evidence), *times))
-    return tuple(made)
+    return tuple(_alert(row, seeds, clock) for row in rows)
 
 
-def _clock(curves: Mapping[str, list[Curve]]) -> Any:
+def _alert(row: Mapping[str, Any], seeds: Sequence[int], clock: Callable[[int], float]) -> Alert:
+    """An alert as the page shows it; the file counts seeds from zero."""
+    onset = _whole(row.get("onset"))
+    last = max(onset, _whole(row.get("last")))
+    which = row.get("seed")
+    index = _whole(which)
+    seed = None if which is None else seeds[index] if 0 <= index < len(seeds) else index
+    rule = " ".join(str(row[part]) for part in ("rule", "name") if row.get(part))
+    level = row.get("level")
+    return Alert(
+        rule=_clip(rule, 120),
+        level=level if level in LEVELS else "warn",
+        onset=onset,
+        last=last,
+        seed=seed,
+        evidence=_clip(row.get("evidence")),
+        onset_time=clock(onset),
+        last_time=clock(last),
+    )
+
+
+def _clock(curves: Mapping[str, list[Curve]]) -> Callable[[int], float]:
     """Seconds of training at a step, from the longest curve."""
     longest = max((c for found in curves.values() for c in found), key=lambda c: len(c.steps), default=None)
     if longest is None:

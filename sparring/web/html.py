@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-
 VOID = frozenset({"input"})
 """Elements without an end."""
 

@@ -23,7 +23,7 @@ __all__ = [
     "videos",
 ]
 
-LEVEL_WORDS = {"error": "✖ error", "warn": "▲ warning", "info": "● note"}
+LEVEL_WORDS = {"error": "✖ error", "warn": "▲ warning", "note": "● note"}
 CLOSED = ("rollout", "eval", "time", "other")
 """Groups that are folded at first."""
 
@@ -57,8 +57,9 @@ def _card(index: int, run: Facts) -> Html:
 
 def _counts(run: Facts) -> str:
     found = [alert.level for alert in run.alerts or ()]
-    words = {"error": "errors", "warn": "warnings", "info": "notes"}
-    return ", ".join(f"{found.count(k)} {w}" for k, w in words.items() if k in found) or "no alerts"
+    words = {"error": "error", "warn": "warning", "note": "note"}
+    counts = [plural(found.count(level), word) for level, word in words.items() if level in found]
+    return ", ".join(counts) or "no alerts"
 
 
 def swatch(index: int) -> Html:
@@ -124,8 +125,8 @@ def evaluation(story: Story) -> Html:
         return _section("evaluation", "Evaluation", tag("p", "No evaluation was recorded.", class_="note"))
     most = max(score.evaluations for run in story.runs for score in run.scores)
     note = (
-        f"The best is the highest mean of up to {most} evaluations, and choosing it flatters it; the final one "
-        "was not chosen. A value over several seeds is their interquartile mean with its 95 % interval."
+        f"The best is the highest mean of up to {most} evaluations, and choosing it flatters it; the final "
+        "one was not chosen. A value over several seeds is their interquartile mean with its 95 % interval."
     )
     head = ("run", "actions", "which", "mean return", "seeds", "step", "by seed")
     return _section("evaluation", "Evaluation", _table(head, rows), tag("p", note, class_="note"))
@@ -191,7 +192,7 @@ def videos(story: Story, shown_films: Sequence[Film]) -> Html:
             )
         else:
             link = tag("a", film.name, href=film.address)
-            note = tag("p", link, " is not inside this file because of its size; the link works beside the run.")
+            note = tag("p", link, " is too large to be inside this file; the link works beside the run.")
             made.append(tag("figure", note, caption))
     return _section("videos", "Videos", tag("div", *made, class_="grid films"))
 
@@ -283,6 +284,10 @@ def shown(score: Score) -> str:
 def number(value: float) -> str:
     """Four digits, and no fewer than the whole part has."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def size(count: int) -> str:

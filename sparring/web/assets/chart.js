@@ -22,12 +22,13 @@ const view = { axis: "steps", root: false, hidden: new Set() };
 const bend = (y) => (view.root ? Math.sign(y) * Math.sqrt(Math.abs(y)) : y);
 const unbend = (y) => (view.root ? Math.sign(y) * y * y : y);
 
-function short(value) {
+// A number in few characters; counts in thousands from `thousands` on.
+function short(value, thousands = 1e4) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e15)) return value.toExponential(2);
-  for (const [unit, word] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (size >= unit) return trim(value / (word === "k" ? 1e3 : unit)) + word;
+  if (size !== 0 && (size < 1e-3 || size >= 1e15)) return Number(value.toPrecision(3)).toExponential();
+  for (const [from, unit, word] of [[1e12, 1e12, "T"], [1e9, 1e9, "G"], [1e6, 1e6, "M"], [thousands, 1e3, "k"]]) {
+    if (size >= from) return trim(value / unit) + word;
   }
   return trim(value);
 }
@@ -41,7 +42,7 @@ function clock(seconds) {
   return trim(seconds / 3600) + " h";
 }
 
-const where = (x) => (view.axis === "steps" ? short(x) : clock(x));
+const where = (x) => (view.axis === "steps" ? short(x, 1e3) : clock(x));
 
 // Round numbers that cover a range; hours and minutes are round in their own way.
 function ticks(low, high, wanted, seconds = false) {
@@ -60,15 +61,18 @@ function ticks(low, high, wanted, seconds = false) {
   return found;
 }
 
-// On the bent axis: even places, each at the nearest number with one or two digits.
+// On the bent axis: even places, each at a number with as few digits as still give three of them, zero among
+// them where it belongs, and none too close to another.
 function bentTicks(low, high, wanted) {
-  const found = new Set(low < 0 && high > 0 ? [0] : []);
-  for (let i = 0; i <= wanted; i++) {
-    const value = unbend(low + ((high - low) * i) / wanted);
-    const rounded = Number(value.toPrecision(Math.abs(value) >= 10 ? 2 : 1));
-    if (bend(rounded) >= low && bend(rounded) <= high) found.add(rounded);
+  for (let digits = 1; ; digits++) {
+    const found = low <= 0 && high >= 0 ? [0] : [];
+    for (let i = 0; i <= wanted; i++) {
+      const value = Number(unbend(low + ((high - low) * i) / wanted).toPrecision(digits)), place = bend(value);
+      const room = found.every((other) => Math.abs(bend(other) - place) > (high - low) / (2 * wanted));
+      if (room && place >= low && place <= high) found.push(value);
+    }
+    if (found.length >= 3 || digits > 5) return found;
   }
-  return [...found].sort((a, b) => a - b);
 }
 
 // The index of the element nearest to x in a growing list.
@@ -112,6 +116,16 @@ function bandPath(xs, low, high, px, py) {
   return path;
 }
 
+// Calls back when an element's width has changed, in the next frame: drawing may change its height.
+function onWidth(element, callback) {
+  let width = 0;
+  new ResizeObserver(() => {
+    if (element.clientWidth === width) return;
+    width = element.clientWidth;
+    requestAnimationFrame(callback);
+  }).observe(element);
+}
+
 // -- a chart ------------------------------------------------------------------------------------------------
 
 class Chart {
@@ -121,7 +135,7 @@ class Chart {
     this.marks = options.marks || [];
     this.height = options.height || 190;
     this.at = null;
-    this.svg = make("svg", { tabindex: 0, role: "img" });
+    this.svg = make("svg", { tabindex: 0, role: "img", height: this.height });
     this.tip = make("div", { class: "tip", hidden: true, role: "status" });
     this.plot = make("div", { class: "plot" }, this.svg, this.tip);
     this.table = make("div", { class: "scroll", tabindex: 0 });
@@ -134,7 +148,7 @@ class Chart {
     this.svg.addEventListener("pointerleave", () => this.read(null));
     this.svg.addEventListener("blur", () => this.read(null));
     this.svg.addEventListener("keydown", (event) => this.key(event));
-    new ResizeObserver(() => this.draw()).observe(this.plot);
+    onWidth(this.plot, () => this.draw());
   }
 
   subtitle() {
@@ -149,7 +163,6 @@ class Chart {
     const width = this.plot.clientWidth;
     if (!width) return;
     const shown = this.shown;
-    this.svg.setAttribute("height", this.height);
     this.svg.setAttribute("viewBox", "0 0 " + width + " " + this.height);
     this.svg.setAttribute("aria-label", this.label(shown));
     this.at = null;

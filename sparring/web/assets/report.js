@@ -21,7 +21,7 @@ class Strip {
     this.place = place;
     this.svg = make("svg", { role: "img" });
     place.append(make("h3", {}, "Health"), this.svg, make("p", { class: "note" }, "Numbers lead to the alerts below."));
-    new ResizeObserver(() => this.draw()).observe(place);
+    onWidth(place, () => this.draw());
   }
 
   draw() {
@@ -37,7 +37,7 @@ class Strip {
       const word = run.alerts === null ? "not recorded" : mine.length ? mine.length + (mine.length > 1 ? " alerts" : " alert") : "no alerts";
       parts.push(make("text", { class: "label", x: 9, y: y - 18 }, run.label + ": " + word));
       parts.push(make("rect", { class: "bar " + state, x: 9, y: y - 7, width: Math.max(px(length(run)) - 9, 2), height: 14, rx: 3 }));
-      for (const level of ["info", "warn", "error"]) {
+      for (const level of ["note", "warn", "error"]) {
         for (const mark of mine.filter((m) => m.level === level)) {
           const [from, to] = mark[view.axis].map(px);
           parts.push(make("rect", { class: "bar " + level, x: from, y: y - 7, width: Math.max(to - from, 3), height: 14, rx: 2, opacity: 0.55 }));
