@@ -312,7 +312,8 @@ def plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain(part)}" for key, part in value.items())
+        parts = ", ".join(f"{key} {plain(part)}" for key, part in value.items() if key != "schedule")
+        return f"{value['schedule']}: {parts}" if "schedule" in value else parts
     if isinstance(value, list):
         return "[" + ", ".join(map(plain, value)) + "]"
     return str(value)

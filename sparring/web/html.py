@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-VOID = frozenset({"input"})
+VOID = frozenset({"input", "wbr"})
 """Elements without an end."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -213,10 +214,11 @@ def settings(story: Story) -> Html:
             source = "" if setting is None else setting.source
             cells.append(tag("td", "–" if setting is None else tag("code", setting.value)))
             cells.append(tag("td", source, class_="source"))
-        rows[key] = tag("tr", tag("th", tag("code", key), scope="row"), *cells)
-        values = {None if setting is None else setting.value for setting in found}
-        chosen = any(setting is not None and setting.source not in ("", "default") for setting in found)
-        if len(values) > 1 if several else chosen:
+        rows[key] = tag("tr", tag("th", tag("code", breakable(key)), scope="row"), *cells)
+        present = [setting for setting in found if setting is not None]
+        chosen = any(setting.source not in ("", "default") for setting in present)
+        differs = len({setting.value for setting in present}) > 1 or (chosen and len(present) < len(found))
+        if differs if several else chosen:
             first.append(rows[key])
     if not rows:
         return _section("settings", "Settings", tag("p", "No configuration was found.", class_="note"))
@@ -284,6 +286,12 @@ def shown(score: Score) -> str:
 def number(value: float) -> str:
     """Four digits, and no fewer than the whole part has."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def breakable(name: str) -> Html:
+    """A dotted name that may be broken behind its dots and underscores."""
+    parts = re.split(r"(?<=[._])", name)
+    return join(*(join(tag("wbr"), part) if i else part for i, part in enumerate(parts)))
 
 
 def plural(count: int, word: str) -> str:

@@ -294,7 +294,14 @@ def test_the_page_is_complete_and_its_policy_lets_nothing_in(tmp_path: Path) -> 
     assert "default-src 'none'" in rules
     assert "unsafe" not in match[1]
     shown = words(page)
-    for text in ("41 [40, 42]", "preset ppo/CartPole-v1", "linear", "deterministic", "stochastic", "7, 8, 9"):
+    for text in (
+        "41 [40, 42]",
+        "preset ppo/CartPole-v1",
+        "linear: start 0.001, end 0.0",
+        "deterministic",
+        "stochastic",
+        "7, 8, 9",
+    ):
         assert text in shown
     assert page.index("Content-Security-Policy") < page.index("<style>")
 

@@ -89,6 +89,7 @@ def test_values_are_read_by_pointer_keys_and_table(browser: Browser, both: str) 
     said = page.value(f"{tip}.textContent")
     assert "step 1,000 · 10 s" in said
     assert "101" in said
+    assert page.value(f"{tip}.offsetHeight") < 100
     assert "[100, 102]" in said
     page.press("ArrowLeft")
     assert "step 900" in page.value(f"{tip}.textContent")

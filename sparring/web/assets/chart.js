@@ -37,9 +37,8 @@ const trim = (value) => String(Number(value.toPrecision(4)));
 
 function clock(seconds) {
   if (seconds === null) return "–";
-  if (seconds < 120) return trim(seconds) + " s";
-  if (seconds < 7200) return trim(seconds / 60) + " min";
-  return trim(seconds / 3600) + " h";
+  const [unit, word] = seconds < 120 ? [1, " s"] : seconds < 7200 ? [60, " min"] : [3600, " h"];
+  return Number((seconds / unit).toPrecision(3)) + word;
 }
 
 const where = (x) => (view.axis === "steps" ? short(x, 1e3) : clock(x));
@@ -253,12 +252,13 @@ class Chart {
       return;
     }
     const { px, py, top, bottom } = this.scale, rows = [], dots = [];
+    let head = "";
     const close = this.shown.map((s) => s[view.axis][nearest(s[view.axis], x)]);
     this.at = close.reduce((best, c) => (Math.abs(c - x) < Math.abs(best - x) ? c : best));
     for (const s of this.shown) {
       const xs = s[view.axis], i = nearest(xs, this.at), y = s.middle[i];
       if (this.at > xs[xs.length - 1] && i === xs.length - 1 && xs[i] !== this.at) continue;
-      if (!rows.length) rows.push(make("div", {}, make("span", {}, "step " + s.steps[i].toLocaleString("en") + " · " + clock(s.times[i]))));
+      if (xs[i] === this.at) head = "step " + s.steps[i].toLocaleString("en") + " · " + clock(s.times[i]);
       const range = s.low && s.low[i] !== null ? [s.low[i], s.high[i]] : s.fan ? [s.fan[0][0][i], s.fan[0][1][i]] : null;
       const name = this.runs.length > 1 ? this.runs[s.run].label : "";
       rows.push(make("div", {}, key(s.run), make("b", {}, short(y)), make("span", {}, (range ? "[" + short(range[0]) + ", " + short(range[1]) + "] " : "") + name)));
@@ -270,7 +270,7 @@ class Chart {
     }
     this.cross.replaceChildren(make("line", { class: "cross", x1: here, x2: here, y1: top, y2: bottom }), ...dots);
     this.cross.setAttribute("visibility", "visible");
-    this.tip.replaceChildren(...rows);
+    this.tip.replaceChildren(make("div", {}, make("span", {}, head)), ...rows);
     this.tip.hidden = false;
     const width = this.plot.clientWidth, own = this.tip.offsetWidth;
     this.tip.style.left = (here + own + 16 > width ? Math.max(here - own - 10, 0) : here + 10) + "px";
