@@ -42,6 +42,7 @@ GROUPS = {
     "losses": "Losses",
     "training": "Training",
     "distributions": "Distributions",
+    "stats": "Statistics",
     "rollout": "Episodes",
     "eval": "Evaluation",
     "env": "Environment",
@@ -177,19 +178,24 @@ def group(name: str, names: Iterable[str]) -> str:
     head, _, rest = name.partition("/")
     if head == "train":
         return "losses" if "loss" in rest else "training"
-    return head if head in ("rollout", "eval", "env", "time") else "other"
+    return head if head in ("stats", "rollout", "eval", "env", "time") else "other"
 
 
 def is_quantile(name: str, names: Iterable[str]) -> bool:
     """Whether a metric is one of several numbers that describe a distribution: `x_min`, `x_p50`, `x_max` …"""
     match = _QUANTILE.fullmatch(name)
-    return match is not None and len(family(match[1], names)) >= 3
+    return match is not None and _has_fan(family(match[1], names))
 
 
 def family(base: str, names: Iterable[str]) -> dict[str, str]:
     """The metrics that describe the distribution of `base`, by what each one is."""
     found = ((_QUANTILE.fullmatch(name), name) for name in names)
     return {match[2]: name for match, name in found if match is not None and match[1] == base}
+
+
+def _has_fan(members: Iterable[str]) -> bool:
+    """Whether there is a middle, and something on both sides of it."""
+    return {-1, 0, 1} <= {int(np.sign(_place(what) - 50)) for what in members}
 
 
 def _order(name: str) -> tuple[int, int, str]:
@@ -237,9 +243,9 @@ def _fans(
         order = sorted(lines, key=_place)
         below = [what for what in order if _place(what) < 50]
         above = [what for what in reversed(order) if _place(what) > 50]
-        centre = next((what for what in ("p50", "median", "mean") if what in lines), None)
-        if centre is None or not below or not above:
+        if not _has_fan(lines):
             continue
+        centre = next(what for what in ("p50", "median", "mean") if what in lines)
         steps, times, values = align([lines[what] for what in order])
         kept = thin(values[:, order.index(centre)], limit)
         column = dict(zip(order, values[kept].T, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sparring.web.films import Film
-from sparring.web.gather import GROUPS, Facts, Score, Story
+from sparring.web.gather import GROUPS, MOST_ALERTS, Facts, Score, Story
 from sparring.web.html import Html, join, tag, text
 
 __all__ = [
@@ -155,6 +155,8 @@ def alerts(story: Story) -> Html:
                 tag("td", alert.evidence, class_="prose"),
             ]
             rows.append(tag("tr", *cells))
+        if len(run.alerts or ()) == MOST_ALERTS:
+            notes.append(tag("p", f"{run.label}: the first {MOST_ALERTS} alerts are shown.", class_="note"))
     head = ("#", "run", "level", "rule", "from step", "to step", "seed", "evidence")
     return _section("health", "Health", _table(head, rows) if rows else "", *notes)
 

@@ -187,6 +187,12 @@ def test_alerts_are_read_where_there_is_a_table(tmp_path: Path) -> None:
     assert (first.rule, first.level, first.onset, first.last, first.seed) == ("R02", "warn", 200, 200, None)
     assert (second.rule, second.level, second.seed, second.evidence) == ("R05", "error", 8, "entropy 0.03")
     assert (second.onset_time, second.last_time) == pytest.approx((5.0, 9.0))
+    with sqlite3.connect(run.metrics) as connection:
+        connection.execute("ALTER TABLE alerts ADD COLUMN name DEFAULT 'collapse'")
+    connection.close()
+    named = gather.gather([run]).runs[0].alerts
+    assert named is not None
+    assert named[1].rule == "R05 collapse"
 
 
 def test_metrics_that_describe_a_distribution_are_one_fan(tmp_path: Path) -> None:
@@ -197,7 +203,7 @@ def test_metrics_that_describe_a_distribution_are_one_fan(tmp_path: Path) -> Non
     (series,) = metrics["stats/obs"].series
     assert [(low[0], high[0]) for low, high in series.fan] == [(-3.0, 4.0), (-1.0, 1.0)]
     assert series.band.middle[0] == 0.5
-    assert metrics["stats/alone_min"].group == "other"
+    assert metrics["stats/alone_min"].group == "stats"
     assert "stats/obs_min" not in metrics
 
 
