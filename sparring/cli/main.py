@@ -23,6 +23,7 @@ VERBS = {
     "runs": "list the runs",
     "compare": "hold groups of runs against each other, with a verdict",
     "plot": "draw learning curves with bands over seeds",
+    "report": "write a page about runs: curves, health, films, settings",
     "config": "show every setting, its value and where it came from",
     "check-env": "verify an environment and say what to fix",
     "check-algo": "run the probe environments on an algorithm",
