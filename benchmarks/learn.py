@@ -47,7 +47,7 @@ def one(name: str, seed: int, out: Path, scratch: Path) -> None:
     elif directory.find(folder).read_status().state != "finished":
         launch.resume(directory.find(folder))
     run = directory.find(folder)
-    agent = Agent.load(folder / "artefact")
+    agent = Agent.load(folder / "last")
     env = registry.make(row["env"], n_envs=10, kwargs=plan.env_kwargs, backend="inline")
     scores = {
         kind: agent.evaluate(env, EPISODES, EVAL_SEED + seed, deterministic=kind == "deterministic")

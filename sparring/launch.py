@@ -10,8 +10,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparring.background import BackgroundEvaluator, Stage
 from sparring.config import Layer, as_mapping, coerce, from_mapping, load_toml, merge
+from sparring.envs import registry
 from sparring.errors import CheckpointError, ConfigError, nearest
+from sparring.evaluation.evaluator import ROWS
 from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
 from sparring.model import Assembly, algorithm_class, assemble, save_agent
@@ -196,6 +199,21 @@ def resume(
         return _run(run, saved, _assemble(saved, device, say), display, say, [], again=True)
 
 
+def _in_background(plan: Plan) -> bool:
+    """Whether a process of its own evaluates: unless told otherwise, where an environment steps in Python."""
+    chosen = plan.settings.evaluation
+    return chosen == "background" or (chosen == "auto" and not registry.is_jax(plan.env))
+
+
+def _evaluator(plan: Plan, settings: Settings, say: Callable[[str], None]) -> BackgroundEvaluator | None:
+    if not _in_background(plan):
+        return None
+    episodes = settings.n_eval_episodes
+    rows = min(episodes, ROWS)
+    stage = Stage(plan.env, plan.env_kwargs, settings.time_limit, rows, episodes, trusted=True)
+    return BackgroundEvaluator(stage, say)
+
+
 def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
     parts = assemble(
         algorithm_class(plan.algorithm),
@@ -204,6 +222,7 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
         plan.config,
         plan.seeds,
         env_kwargs=plan.env_kwargs,
+        eval_env=False if _in_background(plan) else None,
         device=device,
     )
     for warning in parts.warnings:
@@ -238,6 +257,7 @@ def _run(
     def keep(folder: Path, index: int) -> None:
         save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm)
 
+    evaluator = _evaluator(plan, parts.settings, say)
     session = Session(
         driver,
         parts.settings,
@@ -247,6 +267,7 @@ def _run(
         save_agent=keep,
         metadata={"env": plan.env},
         say=say,
+        evaluator=evaluator,
     )
     try:
         try:
@@ -258,4 +279,6 @@ def _run(
         session.displays.extend(display(parts.settings, session.steps) if display is not None else [])
         return Outcome(run, session.run())
     finally:
+        if evaluator is not None:
+            evaluator.close()
         _close(parts)

@@ -25,7 +25,7 @@ from sparring.drivers.several import Several
 from sparring.envs import registry
 from sparring.envs.batched import JaxHost
 from sparring.errors import CheckpointError, ConfigError, SpaceMismatch, UnknownName, nearest
-from sparring.evaluation.evaluator import Evaluation, evaluate
+from sparring.evaluation.evaluator import ROWS, Evaluation, evaluate
 from sparring.ops import keys
 from sparring.reference import is_reference, load
 from sparring.runs import artefact, directory, tree
@@ -127,7 +127,7 @@ def assemble(
         if jaxy:
             eval_env = world
         elif isinstance(env, str) or (isinstance(env, (list, tuple)) and not hasattr(env, "step")):
-            count = min(settings.n_eval_episodes, 8, len(env) if not isinstance(env, str) else 8)
+            count = min(settings.n_eval_episodes, ROWS, len(env) if not isinstance(env, str) else ROWS)
             source = env if isinstance(env, str) else list(env)[:count]
             eval_env = registry.make(source, n_envs=count, **{**options, "backend": "inline"})
     return Assembly(driver, eval_env, spec, settings, warnings)

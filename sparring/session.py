@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import threading
@@ -15,13 +16,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from sparring.background import Answer, BackgroundEvaluator, Request, discard
 from sparring.config import configuration
 from sparring.drivers.loop import Driver
 from sparring.errors import ConfigError, DivergedError
 from sparring.evaluation.evaluator import Evaluation, evaluate
 from sparring.metrics.sink import Sink, Tee
-from sparring.runs import checkpoint
+from sparring.runs import artefact, checkpoint
 from sparring.runs.directory import RunDirectory, Status
+from sparring.runs.durable import replace_file
 
 CHUNK_SECONDS = 1.0
 """How long a fused call may keep the host waiting."""
@@ -29,6 +32,8 @@ LEARNED = ("train/", "rollout/exploration_rate")
 """How the names of an update's metrics begin."""
 POINTS = 2000
 """Iterations of a run whose metrics are kept, at most."""
+FRESH = 500_009
+"""Added to a seed for the episodes on which the best and the last agent are compared."""
 
 
 @configuration
@@ -43,6 +48,8 @@ class Settings:
     """steps between evaluations; 0 evaluates ten times, -1 only at the end"""
     n_eval_episodes: int = 0
     """episodes of one evaluation; 0 takes 100 in a JAX environment and 10 elsewhere"""
+    evaluation: Literal["auto", "inline", "background"] = "auto"
+    """evaluate between iterations, or in a process of its own beside them; auto: JAX environments inline"""
     checkpoint_freq: int = 0
     """steps between checkpoints; 0 saves ten times, -1 only at the end"""
     keep_checkpoints: int = 3
@@ -82,6 +89,7 @@ class Progress:
     """The parts of a session that a checkpoint must bring back."""
 
     best: float = -math.inf
+    """lower end of the 95 % interval of the best evaluation"""
     next_eval: int = 0
     next_checkpoint: int = 0
     seconds: float = 0.0
@@ -109,6 +117,7 @@ class Session:
     """Trains until the goal, a solved task, a signal or a callback ends it.
 
     Evaluation environments are separate from training ones; `save_agent(folder, index)` writes the artefact.
+    Evaluations happen in `eval_env`, or in the `evaluator`'s process.
     """
 
     driver: Driver
@@ -124,6 +133,7 @@ class Session:
     on_iterations: Callable[[Session], None] | None = None
     say: Callable[[str], None] = print
     progress: Progress = field(default_factory=Progress)
+    evaluator: BackgroundEvaluator | None = None
     most_iterations: int = 1_000_000
     """iterations between returns of control to `on_iterations`"""
 
@@ -134,6 +144,7 @@ class Session:
         self.evaluations: list[Evaluation] = []
         self._stopping = ""
         self._saved = -1
+        self._evaluated = -1
         self._chunk = 1
 
     # -- where the run is --------------------------------------------------------------------------------
@@ -167,7 +178,10 @@ class Session:
             with self._signals():
                 while self.driver.iteration < self.total_iterations:
                     self._advance()
-                    if self.steps >= p.next_eval and self._evaluate():
+                    solved = self._answered()
+                    if self.steps >= p.next_eval:
+                        solved |= self._evaluate()
+                    if solved:
                         outcome = "solved"
                         break
                     if self.steps >= p.next_checkpoint:
@@ -185,11 +199,11 @@ class Session:
         return self._finish(outcome)
 
     def _finish(self, outcome: Literal["finished", "solved", "interrupted", "stopped"]) -> Result:
-        if outcome in ("finished", "stopped") and self.eval_env is not None:
-            self._evaluate()
-        self.save()
         if self.save_agent is not None and self.directory is not None:
-            self.save_agent(self.directory.artefact, 0)
+            self.save_agent(self.directory.last, 0)
+        if outcome != "interrupted":
+            self._conclude(again=outcome != "solved")
+        self.save()
         self._close_sinks()
         state = {"finished": "finished", "solved": "finished", "stopped": "stopped"}.get(
             outcome, "interrupted"
@@ -267,34 +281,130 @@ class Session:
     # -- evaluation --------------------------------------------------------------------------------------
 
     def _evaluate(self) -> bool:
-        """Evaluates every seed both ways; True when the task is solved."""
+        """Evaluates every seed both ways, here or elsewhere; True when the task is known to be solved."""
         self.progress.next_eval = self.steps + self._period(self.settings.eval_freq)
+        if self._evaluated == self.steps:
+            return False
+        self._evaluated = self.steps
+        if self.evaluator is not None:
+            self.evaluator.submit(self._snapshot(self.evaluator))
+            return False
         if self.eval_env is None:
             return False
-        episodes = self.settings.n_eval_episodes
-        values: dict[str, float]
-        self.evaluations, judged = [], []
-        for index, seed in enumerate(self.driver.seeds):
-            weights = self.driver.algo.policy(self.driver.train_state(index))
-            greedy = evaluate(self.driver.algo, weights, self.eval_env, episodes, seed)
-            sampled = evaluate(self.driver.algo, weights, self.eval_env, episodes, seed, deterministic=False)
+        return self._judge(self._played_here(self.driver.seeds))
+
+    def _snapshot(self, evaluator: BackgroundEvaluator) -> Request:
+        """Copies of the agents as they are now, for the evaluating process."""
+        assert self.directory is not None
+        assert self.save_agent is not None
+        seeds = self.driver.seeds
+        places = tuple(self.directory.snapshots / f"{self.steps}-{i}" for i in range(len(seeds)))
+        for index, place in enumerate(places):
+            self.save_agent(place, index)
+        return Request(self.steps, self.progress.seconds, places, seeds)
+
+    def _played_here(self, seeds: tuple[int, ...]) -> Answer:
+        algo, episodes = self.driver.algo, self.settings.n_eval_episodes
+        weights = [algo.policy(self.driver.train_state(index)) for index in range(len(seeds))]
+
+        def all_of_them(deterministic: bool) -> tuple[Evaluation, ...]:
+            return tuple(
+                evaluate(algo, w, self.eval_env, episodes, seed, deterministic)
+                for w, seed in zip(weights, seeds, strict=True)
+            )
+
+        request = Request(self.steps, self.progress.seconds, (), seeds)
+        return Answer(request, all_of_them(deterministic=True), all_of_them(deterministic=False))
+
+    def _answered(self) -> bool:
+        """Takes what the evaluating process has found; True when the task is solved."""
+        answers = [] if self.evaluator is None else self.evaluator.poll()
+        solved = [self._judge(answer) for answer in answers]
+        return any(solved)
+
+    def _judge(self, answer: Answer) -> bool:
+        """Records an evaluation and keeps the agent when it is the best; True when the task is solved."""
+        request = answer.request
+        for index, (greedy, sampled) in enumerate(zip(answer.greedy, answer.sampled, strict=True)):
             values = {
                 "eval/mean_reward": greedy.mean,
                 "eval/mean_ep_length": float(greedy.lengths.mean()),
                 "eval/stochastic_mean_reward": sampled.mean,
                 "eval/stochastic_mean_ep_length": float(sampled.lengths.mean()),
             }
-            Tee([*self.sinks, *self.displays]).write(self.steps, self.progress.seconds, values, index)
-            self.evaluations.append(greedy)
-            judged.append(greedy.mean if self.settings.stop_on == "deterministic" else sampled.mean)
+            if self.evaluator is not None:
+                values |= {"eval/dropped": self.evaluator.dropped, "eval/restarts": self.evaluator.restarts}
+            Tee([*self.sinks, *self.displays]).write(request.step, request.seconds, values, index)
             if index == 0:
                 self.last |= values
-        mean = float(np.mean([e.mean for e in self.evaluations]))
-        if mean > self.progress.best:
-            self.progress.best = mean
-            if self.save_agent is not None and self.directory is not None:
-                self.save_agent(self.directory.best, 0)
-        return self.settings.stop_reward is not None and min(judged) >= self.settings.stop_reward
+        self.evaluations = list(answer.greedy)
+        together = pooled(answer.greedy)
+        if together.ci95[0] > self.progress.best:
+            self.progress.best = together.ci95[0]
+            self._keep_best(request, together)
+        discard(request)
+        judged = answer.greedy if self.settings.stop_on == "deterministic" else answer.sampled
+        goal = self.settings.stop_reward
+        return goal is not None and min(e.mean for e in judged) >= goal
+
+    def _keep_best(self, request: Request, score: Evaluation) -> None:
+        """The agent of the first seed as the best so far, with the score that made it so."""
+        if self.save_agent is None or self.directory is None:
+            return
+        if request.places:
+            artefact.copy(request.places[0], self.directory.best)
+        else:
+            self.save_agent(self.directory.best, 0)
+        self._write_evaluation({"best": {"step": request.step, "selected": score.as_json()}})
+
+    def _conclude(self, again: bool) -> None:
+        """Waits for evaluations, evaluates the end, then best and last once more on fresh episodes.
+
+        The best agent was chosen among many for its score, which flatters it; fresh episodes do not.
+        """
+        if self.evaluator is not None:
+            if again:
+                self._evaluate()
+            if self.evaluator.busy:
+                self.say("Waiting for the last evaluations …")
+            for answer in self.evaluator.drain():
+                self._judge(answer)
+        elif again and self.eval_env is not None:
+            self._evaluate()
+        if self.directory is None or not self.directory.evaluation.exists():
+            return
+        places = (self.directory.best, self.directory.last)
+        seeds = (self.driver.seeds[0] + FRESH,) * 2
+        fresh = self._fresh(Request(self.steps, self.progress.seconds, places, seeds, keep=True))
+        if fresh is None:
+            return
+        found = json.loads(self.directory.evaluation.read_text())
+        found["best"]["fresh"] = fresh.greedy[0].as_json()
+        last = {"step": self.steps, "fresh": fresh.greedy[1].as_json()}
+        self._write_evaluation(found | {"last": last})
+        Tee(self.sinks).write(
+            self.steps,
+            self.progress.seconds,
+            {"eval/best_fresh_reward": fresh.greedy[0].mean, "eval/last_fresh_reward": fresh.greedy[1].mean},
+        )
+
+    def _fresh(self, request: Request) -> Answer | None:
+        """Agents of the first seed on episodes that no evaluation has seen."""
+        if self.evaluator is not None:
+            self.evaluator.submit(request)
+            return next(iter(self.evaluator.drain()), None)
+        if self.eval_env is None:
+            return None
+        from sparring.model import Agent
+
+        agents = [Agent.load(place, trusted=True) for place in request.places]
+        pairs = zip(agents, request.seeds, strict=True)
+        episodes = self.settings.n_eval_episodes
+        return Answer(request, tuple(a.evaluate(self.eval_env, episodes, seed) for a, seed in pairs), ())
+
+    def _write_evaluation(self, found: dict[str, Any]) -> None:
+        assert self.directory is not None
+        replace_file(self.directory.evaluation, [json.dumps(found, indent=1).encode() + b"\n"])
 
     # -- what is kept ------------------------------------------------------------------------------------
 
@@ -380,6 +490,14 @@ class Session:
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
+
+
+def pooled(evaluations: tuple[Evaluation, ...]) -> Evaluation:
+    """The episodes of several agents as one evaluation."""
+    returns, lengths = (
+        np.concatenate([getattr(e, name) for e in evaluations]) for name in ("returns", "lengths")
+    )
+    return Evaluation(returns, lengths, evaluations[0].deterministic)
 
 
 def eval_episodes(settings: Settings, is_jax: bool) -> int:

@@ -32,7 +32,7 @@ def load(name: str, *, best: bool, trust_code: bool, say: Callable[[str], None])
 
     run = directory.find(name)
     plan = launch.read_plan(run, trust_code)
-    place = run.best if best else run.artefact
+    place = run.best if best else run.last
     if not best and not place.exists() and run.best.exists():
         say(f"{run.name} has not ended yet: using its best agent so far.")
         place = run.best

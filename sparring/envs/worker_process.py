@@ -37,7 +37,7 @@ class Assignment:
 def serve(pipe: Connection, assignment: Assignment) -> None:
     """Builds the rows and answers requests until the supervisor goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the supervisor decides
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=follow_parent, daemon=True).start()
     board: Board | None = None
     try:
         rows = GymRows(
@@ -111,7 +111,7 @@ def _numeric(info: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """Ends this process when its supervisor dies, even while an environment hangs."""
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -352,7 +352,7 @@ def _launch(worker: Worker, keep_main: bool) -> None:
         target=serve, args=(theirs, worker.assignment), name=f"sparring-env-{worker.index}", daemon=True
     )
     try:
-        with _quiet_start(keep_main):
+        with quiet_start(keep_main):
             process.start()
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ConfigError(
@@ -364,7 +364,7 @@ def _launch(worker: Worker, keep_main: bool) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_start(keep_main: bool) -> Iterator[None]:
+def quiet_start(keep_main: bool) -> Iterator[None]:
     """Lets a child start with single-threaded numerics and without importing the user's script again.
 
     `spawn` imports the parent's main module into the child, which would run an unguarded script a second

@@ -18,6 +18,8 @@ from sparring.types import ActorState, Algorithm, Behaviour, Key, TimeStep
 
 LONGEST = 100_000
 """Steps after which an episode without a time limit is cut."""
+ROWS = 8
+"""Copies of a host environment that are evaluated together, at most."""
 SEED_OFFSET = 1_000_003
 """Keeps the seeds of evaluation apart from those of training."""
 

@@ -118,6 +118,14 @@ def load(path: Path | str, size_limit: int = SIZE_LIMIT) -> Artefact:
     return _assemble(place, bodies)
 
 
+def copy(source: Path, target: Path) -> None:
+    """Replaces the artefact in a folder by another one."""
+    try:
+        _write_folder(target, _read_folder(locate(source), SIZE_LIMIT))
+    except OSError as error:
+        raise StorageError(f"{str(source)!r} could not be copied to {str(target)!r}: {error}.") from error
+
+
 def locate(path: Path) -> Path:
     """Where an artefact is: at the path, there with `.zip`, or where a killed save set it aside."""
     for candidate in (path, path.with_name(f"{path.name}.zip"), _aside(path)):

@@ -1,7 +1,8 @@
 """Run folders: where a run keeps its settings, metrics, checkpoints, agents and videos.
 
 runs/ppo-CartPole-v1-0-20250102-030405/
-    config.toml   status.json   lock   metrics.sqlite   checkpoints/   artefact/   best/   videos/
+    config.toml   status.json   lock   metrics.sqlite   checkpoints/   last/   best/   evaluation.json
+    videos/
 """
 
 from __future__ import annotations
@@ -75,8 +76,19 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
-    def artefact(self) -> Path:
-        return self.path / "artefact"
+    def last(self) -> Path:
+        """The agent as training left it."""
+        return self.path / "last"
+
+    @property
+    def snapshots(self) -> Path:
+        """Agents that wait to be evaluated."""
+        return self.path / "snapshots"
+
+    @property
+    def evaluation(self) -> Path:
+        """What the best and the last agent scored."""
+        return self.path / "evaluation.json"
 
     @property
     def best(self) -> Path:

@@ -267,10 +267,10 @@ def test_no_good_checkpoint_is_an_error(sparring: Shell, run: Path) -> None:
 
 
 def test_a_foreign_or_spoilt_agent(sparring: Shell, run: Path) -> None:
-    agent = run / "artefact" / "agent.json"
+    agent = run / "last" / "agent.json"
     agent.write_text('{"model": "of another library"}')
     check(sparring("eval", run), 4, "agent.json")
-    shutil.rmtree(run / "artefact")
+    shutil.rmtree(run / "last")
     shutil.rmtree(run / "best")
     check(sparring("eval", run), 4, "has no trained agent yet", "sparring resume")
 

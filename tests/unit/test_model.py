@@ -237,7 +237,7 @@ def test_run_folders(saved: Path, tmp_path: Path) -> None:
     assert run is not None
     assert run.read_status().state == "finished"
     assert run.read_config()["env"] == "CartPole-v1"
-    assert Agent.load(run.artefact).spec == model.spec
+    assert Agent.load(run.last).spec == model.spec
     model.learn(32, reset_num_timesteps=False)
     assert model.run is run
     model.learn(32)

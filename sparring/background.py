@@ -1,0 +1,235 @@
+"""Evaluation beside training: a process of its own plays the snapshots that it is handed."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparring.envs.worker_process import follow_parent
+from sparring.envs.workers import quiet_start
+from sparring.evaluation.evaluator import Evaluation
+
+PATIENCE = 3
+"""Deaths over one snapshot after which it is given up."""
+CLOSE_SECONDS = 2.0
+NICENESS = 10
+"""Where no core is free, training goes first."""
+
+
+class Stage(NamedTuple):
+    """The environment that is played, as `registry.make` takes it, and for how long."""
+
+    env: str
+    kwargs: dict[str, Any]
+    time_limit: int | None
+    rows: int
+    episodes: int
+    trusted: bool
+    """whether code that the agent names may be run: it is what is being trained"""
+
+
+class Request(NamedTuple):
+    """Snapshots of one moment, one for each seed; they belong to whoever answers."""
+
+    step: int
+    seconds: float
+    places: tuple[Path, ...]
+    seeds: tuple[int, ...]
+    keep: bool = False
+    """the places are not snapshots but agents that stay"""
+
+
+class Answer(NamedTuple):
+    """How the agents of a request did."""
+
+    request: Request
+    greedy: tuple[Evaluation, ...]
+    sampled: tuple[Evaluation, ...]
+
+
+class BackgroundEvaluator:
+    """Hands snapshots to the evaluating process, one at a time; while it is busy only the newest one waits.
+
+    A process that dies is replaced and gets its snapshot again.
+    """
+
+    def __init__(self, stage: Stage, say: Callable[[str], None] = print) -> None:
+        self.stage = stage
+        self.dropped = 0
+        self.restarts = 0
+        self._say = say
+        self._playing: Request | None = None
+        self._waiting: Request | None = None
+        self._deaths = 0
+        self._process: Any = None
+        self._pipe: Connection | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is still to come."""
+        return self._playing is not None or self._waiting is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The evaluating process, once there is one."""
+        return None if self._process is None else self._process.pid
+
+    def submit(self, request: Request) -> None:
+        """Takes a snapshot; one that still waits is dropped for it."""
+        if self._waiting is not None:
+            self.dropped += 1
+            discard(self._waiting)
+        self._waiting = request
+        self._feed()
+
+    def poll(self, seconds: float = 0.0) -> list[Answer]:
+        """The answers that have arrived; waits at most so long for one."""
+        if self._playing is None or self._pipe is None:
+            return []
+        try:
+            if not self._pipe.poll(seconds):
+                return []
+            kind, *rest = self._pipe.recv()
+        except (EOFError, OSError):
+            self._died()
+            return []
+        request, self._playing, self._deaths = self._playing, None, 0
+        self._feed()
+        if kind == "failed":
+            self._say(f"An evaluation at step {request.step:,} failed: {rest[0]}")
+            discard(request)
+            return []
+        return [Answer(request, *rest)]
+
+    def drain(self) -> list[Answer]:
+        """Waits for everything that was submitted."""
+        answers = []
+        while self.busy:
+            answers += self.poll(1.0)
+        return answers
+
+    def close(self) -> None:
+        """Ends the process; what it was playing is lost."""
+        if self._pipe is not None:
+            with contextlib.suppress(OSError):
+                self._pipe.send(None)
+            self._pipe.close()
+        if self._process is not None:
+            self._process.join(CLOSE_SECONDS)
+            self._process.kill()
+            self._process.join()
+        for request in (self._playing, self._waiting):
+            if request is not None:
+                discard(request)
+        self._playing = self._waiting = self._pipe = self._process = None
+
+    def _feed(self) -> None:
+        if self._playing is not None or self._waiting is None:
+            return
+        self._playing, self._waiting = self._waiting, None
+        if self._process is None:
+            self._start()
+        assert self._pipe is not None
+        try:
+            self._pipe.send(self._playing)
+        except OSError:
+            self._died()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, self.stage), name="sparring-evaluator", daemon=True
+        )
+        with quiet_start(keep_main=False):
+            self._process.start()
+        theirs.close()  # so that the child's death closes the pipe
+
+    def _died(self) -> None:
+        """Replaces the process; what it was playing is played again, unless it kills every process."""
+        assert self._process is not None
+        assert self._pipe is not None
+        self._process.join(1.0)
+        self._process.kill()
+        self._process.join()
+        code = self._process.exitcode
+        self._pipe.close()
+        self._process = self._pipe = None
+        self.restarts += 1
+        self._deaths += 1
+        request, self._playing = self._playing, None
+        if self._deaths >= PATIENCE and request is not None:
+            self._say(
+                f"The evaluation at step {request.step:,} was given up: its process died {PATIENCE} times."
+            )
+            discard(request)
+            self._deaths = 0
+        else:
+            self._say(
+                f"The evaluating process died (exit code {code}) and was started again; training goes on."
+            )
+            self._waiting = self._waiting or request
+            if request is not None and self._waiting is not request:
+                self.dropped += 1
+                discard(request)
+        self._feed()
+
+
+def discard(request: Request) -> None:
+    """Deletes the snapshots of a request."""
+    if not request.keep:
+        for place in request.places:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def serve(pipe: Connection, stage: Stage) -> None:
+    """What runs in the evaluating process: plays each request until the trainer goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the trainer decides
+    threading.Thread(target=follow_parent, daemon=True).start()
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(NICENESS)
+    env: Any = None
+    try:
+        while (request := pipe.recv()) is not None:
+            try:
+                if env is None:
+                    env = _environment(stage)
+                pipe.send(("done", *play(env, stage, request)))
+            except Exception as error:  # noqa: BLE001  (whatever an environment raises is told to the trainer)
+                traceback.print_exc()
+                pipe.send(("failed", f"{type(error).__name__}: {error}"))
+    except (EOFError, OSError):
+        return  # the trainer is gone
+    finally:
+        if hasattr(env, "close"):
+            env.close()
+
+
+def play(env: Any, stage: Stage, request: Request) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
+    """Greedy and sampled episodes of every agent of a request."""
+    from sparring.model import Agent
+
+    agents = [Agent.load(place, trusted=stage.trusted) for place in request.places]
+    pairs = list(zip(agents, request.seeds, strict=True))
+    greedy = tuple(agent.evaluate(env, stage.episodes, seed) for agent, seed in pairs)
+    sampled = tuple(agent.evaluate(env, stage.episodes, seed, deterministic=False) for agent, seed in pairs)
+    return greedy, sampled
+
+
+def _environment(stage: Stage) -> Any:
+    from sparring.drivers.platform import prepare
+    from sparring.envs import registry
+
+    prepare("cpu")  # the accelerator belongs to training
+    return registry.make(
+        stage.env, n_envs=stage.rows, kwargs=stage.kwargs, time_limit=stage.time_limit, backend="inline"
+    )
