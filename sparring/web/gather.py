@@ -353,7 +353,7 @@ def _single_key(line: str) -> str | None:
 
 def machine(run: RunDirectory) -> dict[str, str]:
     """The versions and hardware that a run's agent or newest checkpoint names; empty when there is none."""
-    places = [run.artefact / AGENT, run.best / AGENT, *(p / MANIFEST for p in listing(run.checkpoints))]
+    places = [run.last / AGENT, run.best / AGENT, *(p / MANIFEST for p in listing(run.checkpoints))]
     for place in places:
         try:
             if place.is_file() and place.stat().st_size <= AGENT_LIMIT:

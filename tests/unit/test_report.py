@@ -152,8 +152,8 @@ def test_the_machine_is_that_of_the_agent_or_of_the_newest_whole_checkpoint(tmp_
     broken.mkdir()
     (broken / "manifest.json").write_bytes(b"{")
     assert gather.machine(run) == {"cores": "2", "jax": "1.2.3"}
-    run.artefact.mkdir()
-    (run.artefact / "agent.json").write_bytes(sealed.seal({"provenance": {"jax": "4.5.6", "x64": False}}))
+    run.last.mkdir()
+    (run.last / "agent.json").write_bytes(sealed.seal({"provenance": {"jax": "4.5.6", "x64": False}}))
     assert gather.machine(run) == {"jax": "4.5.6", "x64": "false"}
 
 
@@ -266,8 +266,8 @@ def hostile_run(path: Path) -> RunDirectory:
         message=EVIL,
     )
     add_alerts(run, (EVIL, EVIL, 500, 900, EVIL, EVIL))
-    run.artefact.mkdir()
-    (run.artefact / "agent.json").write_bytes(sealed.seal({"provenance": {EVIL: EVIL}}))
+    run.last.mkdir()
+    (run.last / "agent.json").write_bytes(sealed.seal({"provenance": {EVIL: EVIL}}))
     return run
 
 
