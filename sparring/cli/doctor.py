@@ -24,6 +24,10 @@ EXTRAS = {
     "envpool": ("envpool",),
     "video": ("av", "pygame"),
     "track": ("tensorboardX",),
+    "wandb": ("wandb",),
+    "hub": ("huggingface_hub",),
+    "parquet": ("pyarrow",),
+    "sweep": ("optuna",),
 }
 PACKAGES = ("sparring", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "safetensors")
 LITTLE = 2 * 2**30
