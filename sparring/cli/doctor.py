@@ -26,6 +26,7 @@ EXTRAS = {
     "track": ("tensorboardX",),
     "wandb": ("wandb",),
     "hub": ("huggingface_hub",),
+    "export": ("flatbuffers",),
     "parquet": ("pyarrow",),
     "sweep": ("optuna",),
 }
