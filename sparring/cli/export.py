@@ -68,8 +68,8 @@ def _metrics(found: RunDirectory, kind: str, path: Path, out: Output) -> int:
 def _policy(options: Options, path: Path, out: Output) -> int:
     if options.to == "onnx":
         raise ConfigError(
-            "There is no export to ONNX: the converter from JAX (jax2onnx) asks for an older orbax-checkpoint "
-            "than the one here. Use --to stablehlo, which holds the same."
+            "There is no export to ONNX: the converter from JAX (jax2onnx) asks for an older "
+            "orbax-checkpoint than the one here. Use --to stablehlo, which holds the same."
         )
     loaded = agents.load(options.run, best=options.best, trust_code=options.trust_code, say=out.say)
 

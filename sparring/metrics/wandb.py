@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparring.errors import ConfigError, missing_extra
+from sparring.errors import ConfigError, StorageError, missing_extra
+from sparring.metrics import wandb_file
 from sparring.metrics.registry import TIMESTEPS
 
 MODES = ("offline", "online", "disabled")
 LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
+PATIENCE = 10.0
+"""Seconds that wandb has for the end of a file."""
 TITLE = 63
 """Characters that wandb allows in the title of an alert."""
 
@@ -80,6 +84,8 @@ class WandbSink:
             self._gather()
         for run in self._runs.values():
             run.finish()
+            if self._mode == "offline":
+                _wait(Path(run.settings.sync_file))
         self._runs.clear()
 
     def _gather(self) -> None:
@@ -119,6 +125,17 @@ class WandbSink:
             run.define_metric("*", step_metric=TIMESTEPS)
             self._runs[seed] = run
         return self._runs[seed]
+
+
+def _wait(file: Path) -> None:
+    """Until wandb's own process wrote the file: offline, `finish` returns before that."""
+    deadline = time.monotonic() + PATIENCE
+    while not (file.exists() and wandb_file.ended(file)):
+        if time.monotonic() > deadline:
+            raise StorageError(
+                f"wandb did not end {str(file)!r} within {PATIENCE:g} s; it may be incomplete."
+            )
+        time.sleep(0.05)
 
 
 def mode() -> str:

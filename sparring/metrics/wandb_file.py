@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,14 @@ def read(path: Path | str) -> WandbRun:
             made = record.request.log_artifact.artifact
             found.artifacts[made.name] = [e.path for e in made.manifest.contents]
     return found
+
+
+def ended(path: Path | str) -> bool:
+    """Whether wandb wrote all of a run: the last record says how its process ended."""
+    from wandb.proto import wandb_internal_pb2
+
+    last = deque(records(Path(path)), maxlen=1)
+    return any(wandb_internal_pb2.Record.FromString(r).WhichOneof("record_type") == "exit" for r in last)
 
 
 def locate(path: Path) -> Path:
