@@ -22,6 +22,8 @@ VERBS = {
     "record": "film a trained agent as an MP4",
     "runs": "list the runs",
     "export": "hand metrics to tables and trackers, or the agent to other programs",
+    "push": "put an agent on the Hugging Face Hub",
+    "pull": "get an agent from the Hugging Face Hub",
     "config": "show every setting, its value and where it came from",
     "check-env": "verify an environment and say what to fix",
     "check-algo": "run the probe environments on an algorithm",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from sparring.errors import StorageError, missing_extra
 from sparring.metrics import sqlite, trackers
@@ -15,6 +17,31 @@ from sparring.runs.durable import replace_file, temporary
 COLUMNS = ("seed", "step", "seconds", "name", "value")
 
 
+class KeptAlert(NamedTuple):
+    """An alert of a health rule in the run's file."""
+
+    rule: str
+    name: str
+    seed: int
+    onset: int
+    level: str
+    evidence: str
+
+
+def alerts(run: RunDirectory) -> list[KeptAlert]:
+    """What the health rules said, by onset; empty where they kept nothing."""
+    if not run.metrics.is_file():
+        return []
+    connection = sqlite3.connect(f"{run.metrics.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
+    try:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alerts'").fetchone():
+            return []
+        query = "SELECT rule, name, seed, onset, level, evidence FROM alerts ORDER BY onset, rule, seed"
+        return [KeptAlert(*row) for row in connection.execute(query)]
+    finally:
+        connection.close()
+
+
 def write_csv(run: RunDirectory, path: Path) -> int:
     """One line per point; returns how many."""
     count = 0
@@ -22,7 +49,7 @@ def write_csv(run: RunDirectory, path: Path) -> int:
     def lines() -> Iterator[bytes]:
         nonlocal count
         yield (",".join(COLUMNS) + "\n").encode()
-        for record in sqlite.records(run.metrics):
+        for record in sqlite.written(run.metrics):
             text = io.StringIO()
             rows = [(record.seed, record.step, record.seconds, n, v) for n, v in record.values.items()]
             csv.writer(text, lineterminator="\n").writerows(rows)
@@ -42,7 +69,7 @@ def write_parquet(run: RunDirectory, path: Path) -> int:
         raise missing_extra("pyarrow", "parquet") from error
     rows = [
         (record.seed, record.step, record.seconds, name, value)
-        for record in sqlite.records(run.metrics)
+        for record in sqlite.written(run.metrics)
         for name, value in record.values.items()
     ]
     kinds = (pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.float64())
@@ -69,9 +96,12 @@ def replay(run: RunDirectory, tracker: str, folder: Path) -> int:
         sink.describe(run.read_config())
     count = 0
     try:
-        for record in sqlite.records(run.metrics):
+        for record in sqlite.written(run.metrics):
             sink.write(*record)
             count += len(record.values)
+        if hasattr(sink, "alert"):
+            for alert in alerts(run):
+                sink.alert(alert.onset, alert.name, alert.evidence, alert.level, alert.seed)
     finally:
         sink.close()
     return count

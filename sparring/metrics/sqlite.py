@@ -217,7 +217,7 @@ class Record(NamedTuple):
     seed: int
 
 
-def records(path: Path | str) -> Iterator[Record]:
+def written(path: Path | str) -> Iterator[Record]:
     """Everything in the file by step, as it can be handed to another sink."""
     query = (
         "SELECT step, time, seed, name, value FROM points JOIN keys ON keys.id = points.key "

@@ -18,7 +18,7 @@ from sparring.metrics import wandb_file
 from sparring.metrics.registry import TIMESTEPS
 
 MODES = ("offline", "online", "disabled")
-LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
+LEVELS = {"info": "INFO", "warn": "WARN", "warning": "WARN", "error": "ERROR"}
 PATIENCE = 10.0
 """Seconds that wandb has for the end of a file."""
 TITLE = 63

@@ -90,7 +90,7 @@ def same(found: Any, wanted: Any) -> bool:
 
 def test_records_come_back_together_and_by_step(run: RunDirectory) -> None:
     wanted = [(step, seconds, dict(sorted(values.items())), seed) for step, seconds, values, seed in WRITTEN]
-    assert same([tuple(record) for record in sqlite.records(run.metrics)], wanted)
+    assert same([tuple(record) for record in sqlite.written(run.metrics)], wanted)
 
 
 def test_csv_holds_every_point(run: RunDirectory, tmp_path: Path) -> None:
