@@ -21,6 +21,7 @@ VERBS = {
     "play": "watch a trained agent in a window or in the terminal",
     "record": "film a trained agent as an MP4",
     "runs": "list the runs",
+    "sweep": "search for settings over several seeds",
     "export": "hand metrics to tables and trackers, or the agent to other programs",
     "push": "put an agent on the Hugging Face Hub",
     "pull": "get an agent from the Hugging Face Hub",

@@ -1,4 +1,4 @@
-"""Agents on the Hugging Face Hub: safetensors, JSON and a card. Pulling checks every byte and runs nothing."""
+"""Agents on the Hugging Face Hub: safetensors, JSON, a card. Pulling checks every byte and runs nothing."""
 
 from __future__ import annotations
 
