@@ -68,8 +68,9 @@ def _metrics(found: RunDirectory, kind: str, path: Path, out: Output) -> int:
 def _policy(options: Options, path: Path, out: Output) -> int:
     if options.to == "onnx":
         raise ConfigError(
-            "There is no export to ONNX: the converter from JAX (jax2onnx) asks for an older "
-            "orbax-checkpoint than the one here. Use --to stablehlo, which holds the same."
+            "There is no export to ONNX: the newest converter from JAX (jax2onnx) needs an older "
+            "orbax-checkpoint, and the one that installs beside it (0.13) lacks operations of this jax. Use "
+            "--to stablehlo, which holds the same program."
         )
     loaded = agents.load(options.run, best=options.best, trust_code=options.trust_code, say=out.say)
 

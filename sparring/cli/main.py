@@ -22,7 +22,7 @@ VERBS = {
     "record": "film a trained agent as an MP4",
     "runs": "list the runs",
     "sweep": "search for settings over several seeds",
-    "export": "hand metrics to tables and trackers, or the agent to other programs",
+    "export": "metrics for tables and trackers, the agent for other programs",
     "push": "put an agent on the Hugging Face Hub",
     "pull": "get an agent from the Hugging Face Hub",
     "config": "show every setting, its value and where it came from",

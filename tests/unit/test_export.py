@@ -170,6 +170,13 @@ def test_a_missing_extra_is_named(
     assert f"pip install 'sparring[{kind}]'" in said.error
 
 
+def test_onnx_is_refused_with_the_reason(run: RunDirectory, sparring: Shell) -> None:
+    said = sparring("export", run.path, "--to", "onnx")
+    assert said.code == 2
+    assert "jax2onnx" in said.error
+    assert "--to stablehlo" in said.error
+
+
 def test_a_place_that_cannot_be_written_is_named(run: RunDirectory, sparring: Shell, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = sparring("export", run.path, "--to", "csv", "-o", tmp_path / "file" / "x.csv")
