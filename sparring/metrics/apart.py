@@ -116,7 +116,7 @@ class Apart:
         try:
             getattr(self.sink, call.method)(*call.arguments)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises must not end the run
-            if not self._failing:
+            if not (self._failing or self._abandoned):
                 self._failing = True
                 kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 self._report(f"{self.name} failed ({kind}); training goes on. {self._remedy}")

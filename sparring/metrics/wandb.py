@@ -21,6 +21,8 @@ MODES = ("offline", "online", "disabled")
 LEVELS = {"info": "INFO", "warn": "WARN", "warning": "WARN", "error": "ERROR"}
 PATIENCE = 10.0
 """Seconds that wandb has for the end of a file."""
+INIT_SECONDS = 20
+"""How long wandb may look for its server; a process does not end before."""
 TITLE = 63
 """Characters that wandb allows in the title of an alert."""
 
@@ -116,6 +118,7 @@ class WandbSink:
                 mode=self._mode,
                 reinit="create_new",
                 settings=self._wandb.Settings(
+                    init_timeout=INIT_SECONDS,
                     console="off",  # the display is ours
                     silent=True,
                     disable_code=True,
