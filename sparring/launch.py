@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from sparring.config import Layer, as_mapping, coerce, from_mapping, load_toml, 
 from sparring.envs import registry
 from sparring.errors import CheckpointError, ConfigError, nearest
 from sparring.evaluation.evaluator import ROWS
+from sparring.metrics import trackers
 from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
 from sparring.model import Assembly, algorithm_class, assemble, save_agent
@@ -122,11 +123,12 @@ def train(
     display: Display | None = None,
     say: Callable[[str], None] = print,
     tensorboard: Path | None = None,
+    track: Sequence[str] = (),
 ) -> Outcome:
-    """Starts a run in a new folder and trains it to its end."""
+    """Starts a run in a new folder and trains it to its end; `track` names trackers."""
     # Before the folder exists, so that bad settings leave nothing behind.
+    trackers.check(track if tensorboard is None else (*track, "tensorboard"))
     parts = _assemble(plan, device, say)
-    extra = [] if tensorboard is None else [_tensorboard(tensorboard)]
     total = plan.settings.total_timesteps
     name = Path(plan.algorithm.partition(":")[0]).stem
     try:
@@ -135,22 +137,29 @@ def train(
         _close(parts)
         raise
     with run:
+        facts = _facts(plan)
         run.write_config(
-            {
-                "schema": 1,
-                "algorithm": plan.algorithm,
-                "env": plan.env,
-                "seeds": list(plan.seeds),
-                "settings": as_mapping(plan.settings),
-                "config": as_mapping(plan.config),
-                "env_kwargs": plan.env_kwargs,
-            },
+            facts,
             {
                 **{f"settings.{k}": v for k, v in plan.provenance.items()},
                 **{f"config.{k}": v for k, v in plan.provenance.items()},
             },
         )
+        extra = trackers.start(track, run.path, facts, say, tensorboard)
         return _run(run, plan, parts, display, say, extra, again=False)
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    """The plan as a run's `config.toml` and trackers keep it."""
+    return {
+        "schema": 1,
+        "algorithm": plan.algorithm,
+        "env": plan.env,
+        "seeds": list(plan.seeds),
+        "settings": as_mapping(plan.settings),
+        "config": as_mapping(plan.config),
+        "env_kwargs": plan.env_kwargs,
+    }
 
 
 def read_plan(run: RunDirectory, trust_code: bool = False) -> Plan:
@@ -183,8 +192,10 @@ def resume(
     display: Display | None = None,
     say: Callable[[str], None] = print,
     trust_code: bool = False,
+    track: Sequence[str] = (),
 ) -> Outcome:
     """Continues a run exactly where its newest good checkpoint was taken."""
+    trackers.check(track)
     saved = read_plan(run, trust_code)
     if saved.env.startswith("object:"):
         raise CheckpointError(
@@ -196,7 +207,9 @@ def resume(
         total = coerce(total_timesteps, int, "total_timesteps")
         saved = saved._replace(settings=dataclasses.replace(saved.settings, total_timesteps=total))
     with run:
-        return _run(run, saved, _assemble(saved, device, say), display, say, [], again=True)
+        parts = _assemble(saved, device, say)
+        extra = trackers.start(track, run.path, _facts(saved), say)
+        return _run(run, saved, parts, display, say, extra, again=True)
 
 
 def _in_background(plan: Plan) -> bool:
@@ -230,12 +243,6 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
     return parts
 
 
-def _tensorboard(folder: Path) -> Sink:
-    from sparring.metrics.tensorboard import TensorBoardSink
-
-    return TensorBoardSink(folder)
-
-
 def _close(parts: Assembly) -> None:
     parts.driver.close()
     if parts.eval_env is not None and hasattr(parts.eval_env, "close"):
@@ -248,7 +255,7 @@ def _run(
     parts: Assembly,
     display: Display | None,
     say: Callable[[str], None],
-    extra: list[Sink],
+    extra: Sequence[Sink],
     again: bool,
 ) -> Outcome:
     driver = parts.driver

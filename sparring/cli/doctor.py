@@ -25,6 +25,11 @@ EXTRAS = {
     "video": ("av", "pygame"),
     "plot": ("matplotlib",),
     "track": ("tensorboardX",),
+    "wandb": ("wandb",),
+    "hub": ("huggingface_hub",),
+    "export": ("flatbuffers",),
+    "parquet": ("pyarrow",),
+    "sweep": ("optuna",),
 }
 PACKAGES = ("sparring", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "safetensors")
 LITTLE = 2 * 2**30

@@ -105,5 +105,17 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_track(parser: argparse.ArgumentParser) -> None:
+    """Who else hears of a run."""
+    parser.add_argument(
+        "--track",
+        action="append",
+        choices=("tensorboard", "wandb"),
+        default=[],
+        metavar="NAME",
+        help="also keep metrics for `tensorboard` or `wandb` (offline unless WANDB_MODE=online); repeatable",
+    )
+
+
 Options = Any
 """What argparse returns."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sparring.cli.interrupts import until_ready
 from sparring.cli.output import Output
-from sparring.cli.parser import Options, Parser, positive
+from sparring.cli.parser import Options, Parser, add_track, positive
 from sparring.cli.train import display, report
 
 
@@ -17,6 +17,7 @@ def parser() -> Parser:
         "--total-timesteps", type=positive, metavar="N", help="a new goal, counted from the start"
     )
     made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    add_track(made)
     made.add_argument("--quiet", action="store_true", help="no display while training")
     return made
 
@@ -44,6 +45,7 @@ def _resume(options: Options, out: Output, ready: Callable[[], None]) -> int:
         display=display(plan, out, ready, options.quiet),
         say=out.say,
         trust_code=options.trust_code,
+        track=options.track,
     )
     report(outcome, out)
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.cli.interrupts import until_ready
 from sparring.cli.output import Output
-from sparring.cli.parser import Options, Parser, UsageError, add_settings, positive, whole
+from sparring.cli.parser import Options, Parser, UsageError, add_settings, add_track, positive, whole
 from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def parser() -> Parser:
     )
     made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     made.add_argument("--tensorboard", type=Path, metavar="DIR", help="also write TensorBoard files there")
+    add_track(made)
     made.add_argument(
         "--stop-reward",
         metavar="X",
@@ -62,6 +63,7 @@ def run(options: Options, out: Output) -> int:
             display=display(plan, out, ready, options.quiet),
             say=out.say,
             tensorboard=options.tensorboard,
+            track=options.track,
         )
     report(outcome, out)
     return 0

@@ -12,10 +12,9 @@ from typing import Any
 from sparring.config import as_mapping
 from sparring.envs import registry
 from sparring.errors import ConfigError
+from sparring.metrics.registry import TIMESTEPS
 from sparring.metrics.sink import Sink, Tee
 from sparring.session import Progress, Session, Settings, Stop
-
-TIMESTEPS = "time/total_timesteps"
 
 
 def learn(
@@ -240,7 +239,9 @@ class Logger:
 
     def _shown(self, sink: Sink | None, output: str) -> dict[str, float]:
         """What an output may see; SQLite sees everything."""
-        inner = getattr(sink, "sink", sink)
+        inner: Any = sink
+        while hasattr(inner, "sink"):
+            inner = inner.sink
         if inner is not None and type(inner).__name__ != "TensorBoardSink":
             return self._pending
         return {name: value for name, value in self._pending.items() if output not in self._hidden[name]}
@@ -330,10 +331,12 @@ def _sinks(model: Any, run: Any, tb_log_name: str | None, again: bool) -> list[S
 
     sinks: list[Sink] = [] if run is None else [SqliteSink(run.metrics)]
     if model.tensorboard_log is not None:
+        from sparring.metrics.apart import Apart
         from sparring.metrics.tensorboard import TensorBoardSink, next_folder
 
         name = tb_log_name or type(model).__name__
-        sinks.append(TensorBoardSink(next_folder(model.tensorboard_log, name, again=again)))
+        board = TensorBoardSink(next_folder(model.tensorboard_log, name, again=again))
+        sinks.append(Apart(board, "TensorBoard", model.say))
     return sinks
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+TIMESTEPS = "time/total_timesteps"
+
 METRICS: dict[str, str] = {
     "rollout/ep_rew_mean": "Mean return of the last `stats_window_size` finished episodes; absent until the "
     "window is full.",

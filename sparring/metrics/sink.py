@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
@@ -17,6 +18,26 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Keeps everything written so far; calling it twice is fine."""
+        ...
+
+
+class Tracker(Sink, Protocol):
+    """A sink that also takes what is not a number. Use one through `Apart`, which never blocks or raises."""
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """The settings of the run."""
+        ...
+
+    def alert(self, step: int, title: str, text: str, level: str = "warning", seed: int = 0) -> None:
+        """Something that a person should look at; the level is `info`, `warning` or `error`."""
+        ...
+
+    def video(self, step: int, path: Path, seed: int = 0) -> None:
+        """A film of the agent as it was at a step."""
+        ...
+
+    def model(self, step: int, folder: Path, seed: int = 0) -> None:
+        """An agent's artefact: the best one so far."""
         ...
 
 

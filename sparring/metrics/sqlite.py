@@ -6,6 +6,8 @@ in WAL mode: a killed process loses at most the last second, never the file.
 
 from __future__ import annotations
 
+import itertools
+import math
 import queue
 import sqlite3
 import threading
@@ -204,6 +206,28 @@ def read(path: Path | str, name: str, seed: int = 0) -> Curve:
         rows = connection.execute(query, (name, seed)).fetchall()
     table = np.array(rows, np.float64).reshape(-1, 3)  # SQLite's NULL becomes NaN again
     return Curve(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
+
+
+class Record(NamedTuple):
+    """Numbers that were written together."""
+
+    step: int
+    seconds: float
+    values: dict[str, float]
+    seed: int
+
+
+def written(path: Path | str) -> Iterator[Record]:
+    """Everything in the file by step, as it can be handed to another sink."""
+    query = (
+        "SELECT step, time, seed, name, value FROM points JOIN keys ON keys.id = points.key "
+        "ORDER BY step, seed, time, name"
+    )
+    with _reader(path) as connection:
+        together = itertools.groupby(connection.execute(query), key=lambda row: row[:3])
+        for (step, seconds, seed), rows in together:
+            values = {name: math.nan if value is None else value for *_, name, value in rows}
+            yield Record(step, seconds, values, seed)
 
 
 def names(path: Path | str) -> list[str]:
