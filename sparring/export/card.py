@@ -92,7 +92,7 @@ def snippet(agent: Artefact) -> str:
         "```python\n"
         "from sparring import Agent\n"
         "from sparring.spaces import zeros\n\n"
-        'agent = Agent.load("agent/artefact")\n'
+        'agent = Agent.load("agent/last")\n'
         "observation = zeros(agent.spec.observation)  # one of your own environment's\n"
         "action, state = agent.predict(observation, deterministic=True)\n"
         "```"

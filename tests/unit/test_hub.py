@@ -68,10 +68,10 @@ def run(tmp_path: Path) -> RunDirectory:
     """A run whose agent is the golden one, with a film and an alert."""
     made = directory.create("a2c", "CartPole-v1", 3, path=tmp_path / "runs" / "mine")
     made.write_config(CONFIG)
-    made.artefact.mkdir()
+    made.last.mkdir()
     for file in (ROOT / "tests" / "golden" / "artefact-v1").iterdir():
         if file.name in artefact.MEMBERS:
-            (made.artefact / file.name).write_bytes(file.read_bytes())
+            (made.last / file.name).write_bytes(file.read_bytes())
     (made.videos / "late.mp4").write_bytes(b"film")
     SqliteSink(made.metrics).close()
     made.unlock()
