@@ -21,6 +21,7 @@ VERBS = {
     "play": "watch a trained agent in a window or in the terminal",
     "record": "film a trained agent as an MP4",
     "runs": "list the runs",
+    "diagnose": "say what is wrong with a run and what to do next",
     "config": "show every setting, its value and where it came from",
     "check-env": "verify an environment and say what to fix",
     "check-algo": "run the probe environments on an algorithm",

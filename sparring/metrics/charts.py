@@ -83,7 +83,7 @@ def knots(steps: ArrayLike, values: ArrayLike, limit: int = 12, tolerance: float
     if len(usable) <= 2 or limit <= 2:
         return [int(i) for i in usable[:: max(len(usable) - 1, 1)][:limit]]
     x, y = x[usable], smooth(y[usable])
-    allowed = tolerance * float(np.ptp(y))
+    allowed = max(tolerance * float(np.ptp(y)), 1e-6 * float(np.abs(y).max()))
     chosen = [0, len(x) - 1]
     while len(chosen) < limit:
         gaps = [_furthest(x, y, a, b) for a, b in pairwise(chosen)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sparring.metrics.charts import short
 from sparring.metrics.health import KEPT, Context, Engine, Limit, Reading, Rule, Series, Window, replay
 from sparring.metrics.rules import NOT_BUILT, RULES, THRESHOLDS
 
@@ -240,3 +243,15 @@ def test_a_record_costs_less_than_a_millisecond() -> None:
     for step, values in enumerate(rows):
         engine.feed(step, values)
     assert (time.process_time() - began) / len(rows) < 1e-3
+
+
+def test_the_page_lists_every_rule_with_its_range() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "health.md").read_text()
+    rows = dict(re.findall(r"^\| (R\d\d\.\w+) \| .* \| (.+?) \| [PE] \|", page, re.M))
+    assert rows == {rule.key: healthy_range(rule.limit) for rule in RULES}
+
+
+def healthy_range(limit: Limit) -> str:
+    if math.isinf(limit.low):
+        return f"≤ {short(limit.high)}"
+    return f"≥ {short(limit.low)}" if math.isinf(limit.high) else f"{short(limit.low)} to {short(limit.high)}"
