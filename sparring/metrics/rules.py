@@ -265,6 +265,9 @@ def _limit_is_terminal(window: Window) -> Reading | None:
     share, lengths = window.values("stats/terminated_share"), window.values(LENGTH)
     if share is None or lengths is None:
         return None
+    share = share[share >= 0]  # -1: no episode ended
+    if not len(share):
+        return None
     constant = float(np.ptp(lengths)) < 1e-6 * max(float(lengths.max()), 1.0) and lengths[-1] > 2
     words = f"all episodes last {lengths[-1]:.0f} steps and {share[-1]:.0%} of them end as terminated"
     return Reading(float(share.mean()) if constant else 0.0, words)
