@@ -370,7 +370,7 @@ def _bounds(spec: Any) -> tuple[Any, Any]:
 
 def train(case: Case, seeds: tuple[int, ...]) -> list[list[tuple[int, dict[str, float]]]]:
     """The metrics of a case, for every seed."""
-    from sparring.config import as_mapping, from_mapping
+    from sparring.config import from_mapping
     from sparring.drivers.fused import Fused
     from sparring.drivers.platform import prepare
     from sparring.model import algorithm_class
@@ -398,7 +398,6 @@ def train(case: Case, seeds: tuple[int, ...]) -> list[list[tuple[int, dict[str, 
                         k: v for k, v in values_now.items() if not k.startswith(("train/", "stats/"))
                     }
                 run.append(((first + row + 1) * driver.steps_per_iteration, values_now))
-    assert as_mapping(algo.config)
     return runs
 
 
@@ -484,12 +483,12 @@ def table(name: str, found: dict[str, Any]) -> str:
     """The summary as text."""
     lines = [f"{name}: {'fault':<28} seen  runs  rules"]
     for fault, f in found["faults"].items():
-        lines.append(
-            f"{'':>{len(name)}}  {fault:<28} {f['seen_by_a_right_rule']:>4}  {f['runs']:>4}  {' '.join(f['rules'])}"
-        )
+        counts = f"{f['seen_by_a_right_rule']:>4}  {f['runs']:>4}"
+        lines.append(f"{'':>{len(name)}}  {fault:<28} {counts}  {' '.join(f['rules'])}")
     lines.append(
-        f"recall {found['recall']:.2f}, faults seen {found['faults_seen']} of {len(found['faults'])}, false alarms "
-        f"{found['false_alarms']} of {found['healthy_runs']} healthy runs {found['false_alarm_rules']}"
+        f"recall {found['recall']:.2f}, faults seen {found['faults_seen']} of {len(found['faults'])}, "
+        f"false alarms in {found['false_alarms']} of {found['healthy_runs']} healthy runs: "
+        f"{' '.join(found['false_alarm_rules']) or 'none'}"
     )
     return "\n".join(lines)
 

@@ -18,6 +18,8 @@ KEPT = 512
 """Points of a metric that windows can see; at most twice as many are stored."""
 HEAD = 8
 """First points of a metric, kept for comparison."""
+EPISODES = 20
+"""Finished episodes below which their mean is not believed."""
 MARGIN = 0.1
 """How far inside its healthy range, as a share of the bound, a value must be to clear an alert."""
 
@@ -282,8 +284,8 @@ class Engine:
         history = self._history.setdefault(seed, {})
         self.steps[seed] = max(step, self.steps.get(seed, 0))
         for name in self._wanted.intersection(values):
-            if name in EPISODIC and not values.get("rollout/window_episodes", 1.0):
-                continue  # no episode has ended: the mean is a placeholder
+            if name in EPISODIC and values.get("rollout/window_episodes", EPISODES) < EPISODES:
+                continue  # a mean over few episodes, or a placeholder before the first has ended
             value = values[name]
             if math.isfinite(value):
                 series = history.get(name)
@@ -328,7 +330,8 @@ class Engine:
             return f"setting {', '.join(unknown)} is not known or is none"
         seen = {name for history in self._history.values() for name in history}
         if absent := [name for name in rule.needs if name not in seen and name != ANY]:
-            return f"no {', '.join(absent)}"
+            few = f" over at least {EPISODES} episodes" if EPISODIC.intersection(absent) else ""
+            return f"no {', '.join(absent)}{few}"
         if rule.one_of and not seen.intersection(rule.one_of):
             return f"no {' or '.join(rule.one_of)}"
         return "too few points, or its conditions never held"

@@ -23,14 +23,14 @@ GRADIENTS = ("train/grad_norm", "train/critic_grad_norm", "train/actor_grad_norm
 
 THRESHOLDS: dict[str, Limit] = {
     "R01.not_finite": Limit(high=0, error_high=0, patience=1, basis="P", source="SB3 VecCheckNan"),
-    "R02.kl_high": Limit(high=0.05, error_high=0.2, window=10, patience=5, source="37-details, Spinning Up"),
-    "R02.kl_spike": Limit(high=10.0, window=50, patience=2, source="Spinning Up: stop at 1.5x the target"),
+    "R02.kl_high": Limit(high=0.025, error_high=0.2, window=10, patience=5, source="37-details, Spinning Up"),
+    "R02.kl_spike": Limit(high=20.0, window=50, patience=2, source="Spinning Up: stop at 1.5x the target"),
     "R02.kl_negative": Limit(low=-1e-4, error_low=-1e-4, window=5, basis="P", source="Jones"),
     "R02.kl_low": Limit(low=1e-5, window=20, patience=10, source="Jones"),
-    "R03.clip_high": Limit(high=0.4, error_high=0.7, window=10, patience=5, source="Sample Factory"),
+    "R03.clip_high": Limit(high=0.3, error_high=0.7, window=10, patience=5, source="Sample Factory"),
     "R03.clip_zero": Limit(low=1e-6, window=20, patience=10, source="SB3 sample log 0.243"),
     "R04.critic_worse_than_constant": Limit(
-        low=-0.1, window=10, patience=10, basis="P", source="SB3 logger: below 0 is worse than nothing"
+        low=-0.5, window=10, patience=10, basis="P", source="SB3 logger: below 0 is worse than nothing"
     ),
     "R04.critic_flat": Limit(low=0.02, window=20, patience=20, source="SB3 issue 2240"),
     "R05.entropy_high": Limit(high=0.98, window=10, patience=10, source="Jones; SB3 issue 2240"),
@@ -40,7 +40,7 @@ THRESHOLDS: dict[str, Limit] = {
     "R06.value_scale": Limit(high=1000.0, error_high=20_000.0, window=5, patience=5, source="Jones: ideal 3"),
     "R06.value_loss_jump": Limit(high=20.0, window=100, patience=3, source="own"),
     "R06.short_horizon": Limit(low=3.0, window=1, patience=3, source="own"),
-    "R08.clipped_hard": Limit(high=200.0, error_high=5000.0, window=20, patience=5, source="37-details"),
+    "R08.clipped_hard": Limit(high=2000.0, error_high=50_000.0, window=20, patience=5, source="37-details"),
     "R08.no_gradient": Limit(low=1e-6, error_low=1e-6, window=10, patience=5, source="own"),
     "R09.update_size": Limit(low=1e-6, high=0.2, error_high=1.0, window=10, patience=5, source="Jones 1e-3"),
     "R10.dead_units": Limit(high=0.2, error_high=0.5, window=5, patience=5, source="Sokar 2023"),
@@ -58,7 +58,7 @@ THRESHOLDS: dict[str, Limit] = {
     "R22.no_reward": Limit(low=1e-9, window=5, patience=3, source="Schulman"),
     "R23.greedy_gap": Limit(low=-2.0, window=1, patience=2, source="SB3 tips; 2 pooled SE"),
     "R23.train_eval_gap": Limit(high=2.0, window=1, patience=2, source="SB3 tips; 2 pooled SE"),
-    "R24.collapse": Limit(low=0.5, error_low=0.1, window=5, patience=3, source="own"),
+    "R24.collapse": Limit(low=0.3, error_low=0.05, window=5, patience=10, source="own"),
     "R24.worse_than_start": Limit(low=-3.0, window=5, patience=3, source="own"),
     "R25.slow": Limit(low=0.5, window=60, patience=10, source="Jones: decay is accumulating state"),
     "R25.recompiled": Limit(high=1.0, window=1, patience=1, source="own"),
@@ -111,6 +111,12 @@ def _gains(window: Window) -> bool:
     return float(values[10:].sum() - values[:10].sum()) > 5.0 * returns.noise
 
 
+def _has_risen(window: Window) -> bool:
+    """Whether the return was ever well above its first values."""
+    returns = window.series(RETURN)
+    return returns is not None and returns.high > returns.start + 5.0 * returns.noise
+
+
 def _kl_spike(window: Window) -> Reading | None:
     values = window.values("train/approx_kl", least=20)
     if values is None or window.progress < 0.1:
@@ -123,7 +129,7 @@ def _kl_spike(window: Window) -> Reading | None:
 
 def _kl_low(window: Window) -> Reading | None:
     values = window.values("train/approx_kl")
-    if values is None or not _still_learning(window) or _gains(window):
+    if values is None or not _still_learning(window) or _gains(window) or _has_risen(window):
         return None
     value = _middle(values)
     return Reading(value, f"approx_kl {short(value)} and the return does not rise")
@@ -131,16 +137,17 @@ def _kl_low(window: Window) -> Reading | None:
 
 def _clip_zero(window: Window) -> Reading | None:
     values = window.values("train/clip_fraction")
-    if values is None or not _still_learning(window) or _gains(window):
+    if values is None or window.progress < 0.3 or not _still_learning(window):
         return None
-    return Reading(
-        float(values.max()), f"clip_fraction at most {short(float(values.max()))} in {len(values)}"
-    )
+    if _gains(window) or _has_risen(window):
+        return None
+    value = float(values.max())
+    return Reading(value, f"clip_fraction at most {short(value)} in {len(values)}")
 
 
 def _critic_flat(window: Window) -> Reading | None:
     values = window.values("train/explained_variance")
-    if values is None or window.progress < 0.4 or _gains(window) or _at_target(window):
+    if values is None or window.progress < 0.4 or _gains(window) or _has_risen(window):
         return None
     value = float(np.abs(values).max())
     return Reading(value, f"|explained_variance| at most {short(value)} in {len(values)} points")
@@ -316,8 +323,8 @@ def _collapse(window: Window) -> Reading | None:
         return None
     base = returns.start
     gain = returns.high - base
-    if gain <= 0.3 * max(abs(base), 1e-9):
-        return None
+    if gain <= max(2.0 * base, -0.5 * base, 5.0 * returns.noise):
+        return None  # too little was learned to speak of losing it
     now = _middle(values)
     share = (now - base) / gain
     return Reading(share, f"return {short(now)}, best {short(returns.high)}, first {short(base)}")
@@ -505,7 +512,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "R04.critic_worse_than_constant",
         ("train/explained_variance",),
-        _median_of("train/explained_variance", "explained_variance", after=0.2),
+        _median_of("train/explained_variance", "explained_variance", after=0.3),
         "the critic predicts worse than a constant",
         ("rewards or observations not scaled", "critic overfits", "wrong bootstrapping"),
         NORMALISE,

@@ -93,7 +93,7 @@ def test_a_sick_run_has_a_cause_an_onset_a_range_and_a_command() -> None:
     kl = by["kl_high"]
     assert 40_000 < kl["first_step"] <= 50_000
     assert kl["last_step"] == 100_000
-    assert kl["healthy"] == [None, 0.05]
+    assert kl["healthy"] == [None, 0.025]
     assert kl["level"] == "error"
     assert kl["try"][0]["cmd"] == "sparring train ppo CartPole-v1 --set learning_rate=lin_0.0003"
     assert "NaN" in kl["not_caused_by"]

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 
 from sparring.metrics.charts import short
-from sparring.metrics.health import KEPT, Context, Engine, Limit, Reading, Rule, Series, Window, replay
+from sparring.metrics.health import (
+    EPISODES,
+    KEPT,
+    Context,
+    Engine,
+    Limit,
+    Reading,
+    Rule,
+    Series,
+    Window,
+    replay,
+)
 from sparring.metrics.rules import NOT_BUILT, RULES, THRESHOLDS
 
 TOTAL = 100_000
@@ -93,7 +104,7 @@ FAULTS: dict[str, Edit] = {
     "R05.std_range": {"train/std": lambda i: 1.5**i},
     "R06.value_scale": {"stats/value_target_max": 50_000.0},
     "R06.value_loss_jump": {"train/value_loss": lambda i: 5.0 if i < 70 else 5000.0},
-    "R08.clipped_hard": {"train/grad_norm": 500.0},
+    "R08.clipped_hard": {"train/grad_norm": 5e4},
     "R08.no_gradient": {"train/grad_norm": 0.0},
     "R09.update_size": {"stats/update_size": 2.0},
     "R10.dead_units": {"stats/dead_units": 0.6},
@@ -219,10 +230,13 @@ def test_an_alert_can_become_an_error() -> None:
     assert engine.alerts[0].worst == 30
 
 
-def test_returns_before_the_first_episode_are_not_believed() -> None:
+def test_returns_of_few_episodes_are_not_believed() -> None:
     engine = Engine(RULES, Context())
     engine.feed(0, {"rollout/ep_rew_mean": 0.0, "rollout/window_episodes": 0.0})
+    engine.feed(1, {"rollout/ep_rew_mean": 9.0, "rollout/window_episodes": EPISODES - 1.0})
     assert "rollout/ep_rew_mean" not in engine.history(0)
+    engine.feed(2, {"rollout/ep_rew_mean": 9.0, "rollout/window_episodes": EPISODES})
+    assert engine.history(0)["rollout/ep_rew_mean"].count == 1
 
 
 def test_history_is_bounded_and_keeps_the_newest() -> None:
