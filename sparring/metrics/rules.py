@@ -47,7 +47,7 @@ THRESHOLDS: dict[str, Limit] = {
     "R12.obs_clipped": Limit(high=0.01, window=5, patience=5, source="SB3 VecNormalize clip 10"),
     "R12.obs_constant": Limit(low=1e-6, window=5, patience=5, source="own"),
     "R12.obs_scale": Limit(high=50.0, error_high=1000.0, window=5, patience=5, source="Schulman: clip 10"),
-    "R14.saturated": Limit(high=0.5, window=10, patience=5, source="SB3 tips, SB3 issue 722"),
+    "R14.saturated": Limit(high=0.7, window=10, patience=5, source="SB3 tips, SB3 issue 722"),
     "R15.q_bound": Limit(high=1.2, error_high=2.0, window=5, patience=5, source="r_max / (1 - gamma)"),
     "R15.q_implausible": Limit(high=3.0, error_high=30.0, window=5, patience=5, source="CleanRL dqn"),
     "R16.twins_disagree": Limit(high=0.5, window=20, patience=10, source="own"),
@@ -59,7 +59,7 @@ THRESHOLDS: dict[str, Limit] = {
     "R23.greedy_gap": Limit(low=-2.0, window=1, patience=2, source="SB3 tips; 2 pooled SE"),
     "R23.train_eval_gap": Limit(high=2.0, window=1, patience=2, source="SB3 tips; 2 pooled SE"),
     "R24.collapse": Limit(low=0.3, error_low=0.05, window=5, patience=10, source="own"),
-    "R24.worse_than_start": Limit(low=-3.0, window=5, patience=3, source="own"),
+    "R24.worse_than_start": Limit(low=-4.0, window=5, patience=5, source="own"),
     "R25.slow": Limit(low=0.5, window=60, patience=10, source="Jones: decay is accumulating state"),
     "R25.recompiled": Limit(high=1.0, window=1, patience=1, source="own"),
     "R26.outlier_seed": Limit(low=-3.0, high=3.0, window=1, source="Spinning Up, rliable"),
@@ -332,7 +332,7 @@ def _collapse(window: Window) -> Reading | None:
 
 def _worse_than_start(window: Window) -> Reading | None:
     returns, values = window.series(RETURN), window.values(RETURN)
-    if returns is None or values is None or returns.count < 15 or window.progress < 0.1:
+    if returns is None or values is None or returns.count < 15 or window.progress < 0.2:
         return None
     now = _middle(values)
     return Reading(
@@ -343,7 +343,13 @@ def _worse_than_start(window: Window) -> Reading | None:
 def _no_progress(window: Window) -> Reading | None:
     """How many times its early noise the return has risen, late in the run."""
     returns, values = window.series(RETURN), window.values(RETURN)
-    if returns is None or values is None or returns.count < 20 or window.progress < 0.6 or _at_target(window):
+    if (
+        returns is None
+        or values is None
+        or returns.count < 20
+        or window.progress < 0.75
+        or _at_target(window)
+    ):
         return None
     now = _middle(values)
     words = f"return {short(now)} after {window.progress:.0%} of the run, first {short(returns.start)}"

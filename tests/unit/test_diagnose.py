@@ -19,7 +19,10 @@ from sparring.cli.main import main
 from sparring.errors import CheckpointError
 from sparring.evaluation.diagnosis import Subject, changed, clean, diagnose, subject_of
 from sparring.evaluation.diagnosis_text import render, tokens
-from sparring.metrics import wandb_files
+from sparring.metrics import sqlite, wandb_files
+from sparring.metrics.alerts import HealthSink
+from sparring.metrics.health import Context, Engine, replay
+from sparring.metrics.rules import RULES
 from sparring.metrics.sqlite import SqliteSink, StoredAlert, store_alerts
 from sparring.runs import directory
 
@@ -311,3 +314,35 @@ def test_an_offline_folder_of_wandb_is_diagnosed(tmp_path: Path, capsys: pytest.
     assert report["progress"]["step"] == 100_000
     kl = next(f for f in report["findings"] if f["name"] == "kl_high")
     assert kl["try"][0]["cmd"] == "sparring train ppo CartPole-v1 --set learning_rate=0.003"
+
+
+def test_a_finished_run_says_what_its_alerts_said_while_it_ran(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    writer = SqliteSink(path)
+    health = HealthSink(path, "ppo", CONFIG, total=100_000, say=lambda _: None)
+    for step, seed, values in records(seeds=2, edit=SICK):
+        writer.write(step, 0.0, values, seed)
+        health.write(step, 0.0, values, seed)
+    writer.close()
+    health.close()
+    live = {(a.rule, a.name, a.seed, a.onset) for a in sqlite.alerts(path)}
+    engine = Engine(RULES, Context("ppo", 100_000, CONFIG))
+    replay(engine, sqlite.records(path))
+    assert live == {(a.rule.id, a.rule.name, a.seed, a.onset) for a in engine.alerts}
+    assert ("R02", "kl_high") in {(rule, name) for rule, name, _, _ in live}
+
+
+@pytest.mark.slow
+def test_a_real_run_is_diagnosed_within_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "run")
+    values = ["total_timesteps=8000", "learning_rate=0.3", "n_eval_episodes=5"]
+    assert main(["train", "ppo", "CartPole-v1", "--run-dir", folder, "--quiet", "--set", *values]) == 0
+    capsys.readouterr()
+    assert main(["diagnose", folder]) == 0
+    text = capsys.readouterr().out
+    assert tokens(text) <= 1500
+    assert text.startswith("verdict: ")
+    assert "learning_rate=0.3" in text
+    assert not text.startswith("verdict: healthy")
