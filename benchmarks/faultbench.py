@@ -5,7 +5,8 @@
 
 Every case is trained with several seeds. Seeds 0, 1, 2 … are for setting the thresholds in
 `sparring/metrics/rules.py`; seeds from 100 on are held out, and so is every run in the environments of
-`UNSEEN`. A fault is seen when a right rule raises an alert. Faults are injected from outside: environments are wrapped, algorithms subclassed.
+`UNSEEN`. A fault is seen when a right rule raises an alert. Faults are injected from outside: environments
+are wrapped, algorithms subclassed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,12 +17,12 @@ import numpy as np
 
 from sparring.evaluation.statistics import interval
 from sparring.metrics import charts, sqlite, wandb_files
-from sparring.metrics.health import Advice, Alert, Context, Engine, Rule, replay
+from sparring.metrics.advice import Commands
+from sparring.metrics.health import Alert, Context, Engine, Rule, replay
 from sparring.metrics.rules import EVAL, NOT_BUILT, RETURN, RULES, SAMPLED
 from sparring.runs.directory import RunDirectory
 
 SCHEMA = "diagnose/1"
-HARMLESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:+-]{0,79}")
 OUTCOMES = frozenset({"R23", "R24", "R26", "R27", "R29"})
 """Rules that see an effect, not its cause."""
 SHOWN = (
@@ -126,7 +125,9 @@ def diagnose(subject: Subject, since: int = 0, target: float | None = None) -> d
     engine = Engine(RULES, Context(subject.algorithm, subject.total, subject.config, target))
     replay(engine, subject.records)
     curves = _curves(subject.records)
-    commands = Commands(subject)
+    commands = Commands(
+        subject.algorithm, subject.env, subject.id, subject.config, subject.total, tuple(subject.changed)
+    )
     findings = [f for f in _findings(subject, engine, commands) if f["last_step"] >= since]
     judged = [rule for rule in engine.rules if engine.looks(rule)]
     flagged = {(f["id"], f["name"]) for f in findings}
@@ -159,58 +160,6 @@ def clean(text: str, limit: int = 80) -> str:
     """A foreign string as one short line of plain characters: nothing can look like markup or a new line."""
     kept = "".join(c if c.isascii() and c.isprintable() and c not in "<>`\\" else "?" for c in text)
     return kept if len(kept) <= limit else kept[: limit - 1] + "~"
-
-
-class Commands:
-    """The next commands, with the run's names where they are harmless and placeholders where not."""
-
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-        self.algorithm = harmless(subject.algorithm, "ALGO")
-        self.env = harmless(subject.env, "ENV")
-        self.run = harmless(subject.id, "RUN")
-
-    def of(self, advice: Advice) -> str:
-        """A piece of advice as a command; empty when its settings do not exist here or change nothing."""
-        if advice.verb:
-            more = 2 * max(self.subject.total, 1)
-            return advice.verb.format(run=self.run, env=self.env, algorithm=self.algorithm, more=more)
-        chosen = {}
-        for name, wanted in advice.settings:
-            if new := changed(self.subject.config.get(name), wanted):
-                chosen[name] = new
-        if not chosen:
-            return ""
-        kept = {
-            name: str(value)
-            for name in sorted(self.subject.changed)
-            if isinstance(value := self.subject.config.get(name), (int, float)) and name.isidentifier()
-        }
-        pairs = " ".join(f"{name}={value}" for name, value in {**kept, **chosen}.items())
-        return f"sparring train {self.algorithm} {self.env} --set {pairs}"
-
-
-def harmless(text: str, placeholder: str) -> str:
-    """A name that may stand in a command, or a placeholder for one that looks like anything else."""
-    if not HARMLESS.fullmatch(text):
-        return placeholder
-    return shlex.quote(text)
-
-
-def changed(value: Any, wanted: str) -> str:
-    """A setting after advice: `*0.3` multiplies a number or the start of a schedule; empty if it is none."""
-    if value is None:
-        return ""
-    if not wanted.startswith("*"):
-        return "" if str(value).lower() == wanted.lower() else wanted
-    factor = float(wanted[1:])
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
-        return f"{value * factor:.3g}"
-    if isinstance(value, Mapping) and value.get("schedule") == "linear":
-        return f"lin_{float(value['start']) * factor:.3g}"
-    if isinstance(value, str) and re.fullmatch(r"lin_[0-9.e+-]+", value):
-        return f"lin_{float(value[4:]) * factor:.3g}"
-    return ""
 
 
 # -- parts of the report ---------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Alerts while an agent learns: the health rules as a sink that says, stores and posts.
 
-    HealthSink(run.metrics, "ppo", config, total=100_000, say=print, on_stop=stop)
+    HealthSink(run.metrics, "ppo", config, total=100_000, env="CartPole-v1", say=print, on_stop=stop)
 
 `on_stop` is called, in the training thread, with the alert of a rule whose policy is `stop`.
 """
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from sparring.errors import ConfigError, StorageError, nearest
 from sparring.metrics import sqlite
+from sparring.metrics.advice import Commands
 from sparring.metrics.health import Alert, Change, Context, Engine
 from sparring.metrics.rules import RULES, known_names
 
@@ -45,6 +46,7 @@ class HealthSink:
         on_stop: Callable[[Alert], None] | None = None,
         on_alert: Mapping[str, str] | None = None,
         webhook: str = "",
+        env: str = "",
         run: str = "",
         post_seconds: float = POST_SECONDS,
     ) -> None:
@@ -55,6 +57,7 @@ class HealthSink:
         self._say = say
         self._on_stop = on_stop
         self._run = run or ("" if self._path is None else self._path.parent.name)
+        self._commands = Commands(algo, env, self._run, config, total)
         self._broken = False
         self._closed = False
         self._store = None if self._path is None else _Background(self._keep, "sparring-alerts")
@@ -108,9 +111,10 @@ class HealthSink:
         if change.kind == "cleared":
             return
         if aloud and alert.level != "note":
-            self._say(f"{alert.line()} ({alert.rule.meaning})")
+            command = self._commands.first(alert.rule)
+            self._say(f"{alert.line()} ({alert.rule.meaning}). Try: {command or 'sparring diagnose last'}")
             if self._post is not None:
-                self._post.put(message(alert, self._run))
+                self._post.put(message(alert, self._run, command))
         rule = alert.rule
         if self._on_stop is not None and "stop" in (self.policy.get(rule.key), self.policy.get(rule.id)):
             self._on_stop(alert)
@@ -147,9 +151,11 @@ def stored(alert: Alert) -> sqlite.StoredAlert:
     )
 
 
-def message(alert: Alert, run: str) -> dict[str, Any]:
+def message(alert: Alert, run: str, command: str = "") -> dict[str, Any]:
     """What a webhook gets; `text` and `content` are what chat services show."""
     words = f"{run}: {alert.line()}. {alert.rule.meaning}; likely: {', '.join(alert.rule.causes)}"
+    if command:
+        words += f". Try: {command}"
     return {
         "text": words,
         "content": words,
@@ -160,6 +166,8 @@ def message(alert: Alert, run: str) -> dict[str, Any]:
         "step": alert.onset,
         "seed": alert.seed,
         "evidence": alert.evidence,
+        "causes": list(alert.rule.causes),
+        "try": command,
     }
 
 

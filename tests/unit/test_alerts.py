@@ -56,13 +56,15 @@ def test_an_alert_is_said_once_and_stored_with_its_onset(tmp_path: Path) -> None
     path = tmp_path / "metrics.sqlite"
     SqliteSink(path).close()
     said: list[str] = []
-    sink = HealthSink(path, "ppo", {}, total=100_000, say=said.append)
+    config = {"learning_rate": 0.01}
+    sink = HealthSink(path, "ppo", config, total=100_000, env="CartPole-v1", say=said.append)
     assert isinstance(sink, Sink)
     run(sink)
     sink.close()
     sink.close()
     assert len(said) == 1
     assert "R02 kl_high" in said[0]
+    assert said[0].endswith("Try: sparring train ppo CartPole-v1 --set learning_rate=0.003")
     (alert,) = sqlite.alerts(path)
     assert (alert.rule, alert.name, alert.level, alert.seed) == ("R02", "kl_high", "error", 0)
     assert alert.onset == 10_000  # the first full window

@@ -17,9 +17,10 @@ import pytest
 
 from sparring.cli.main import main
 from sparring.errors import CheckpointError
-from sparring.evaluation.diagnosis import Subject, changed, clean, diagnose, subject_of
+from sparring.evaluation.diagnosis import Subject, clean, diagnose, subject_of
 from sparring.evaluation.diagnosis_text import render, tokens
 from sparring.metrics import sqlite, wandb_files
+from sparring.metrics.advice import adjusted
 from sparring.metrics.alerts import HealthSink
 from sparring.metrics.health import Context, Engine, replay
 from sparring.metrics.rules import RULES
@@ -183,13 +184,13 @@ def test_cleaning_keeps_plain_names_and_shortens_long_ones() -> None:
 
 
 def test_settings_are_changed_from_what_they_are() -> None:
-    assert changed(1e-3, "*0.3") == "0.0003"
-    assert changed(CONFIG["learning_rate"], "*3") == "lin_0.003"
-    assert changed("lin_1e-3", "*0.1") == "lin_0.0001"
-    assert changed(0.0, "*0.1") == ""
-    assert changed(None, "0.5") == ""
-    assert changed(False, "true") == "true"
-    assert changed(True, "true") == ""
+    assert adjusted(1e-3, "*0.3") == "0.0003"
+    assert adjusted(CONFIG["learning_rate"], "*3") == "lin_0.003"
+    assert adjusted("lin_1e-3", "*0.1") == "lin_0.0001"
+    assert adjusted(0.0, "*0.1") == ""
+    assert adjusted(None, "0.5") == ""
+    assert adjusted(False, "true") == "true"
+    assert adjusted(True, "true") == ""
 
 
 def test_since_leaves_out_what_was_over_before() -> None:

@@ -122,7 +122,7 @@ FAULTS: dict[str, Edit] = {
     "R23.greedy_gap": {"eval/mean_reward": 10.0, "eval/stochastic_mean_reward": 400.0},
     "R23.train_eval_gap": {"eval/stochastic_mean_reward": 10.0},
     "R24.collapse": {"rollout/ep_rew_mean": lambda i: 20 + 4 * i if i < 60 else 30.0},
-    "R24.worse_than_start": {"rollout/ep_rew_mean": lambda i: max(20.0 - i, 9.0)},
+    "R24.worse_than_start": {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 2) if i < 10 else 9.0},
     "R28.policy_lag": {"stats/policy_lag": lambda i: 1.1**i},
     "R29.no_progress": {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3)},
 }
