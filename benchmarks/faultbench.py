@@ -87,10 +87,10 @@ BASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
             "gradient_steps": 128,
             "exploration_fraction": 0.16,
             "exploration_final_eps": 0.04,
-            "net_arch": (256, 256),
+            "net_arch": (128, 128),
             "prioritized": True,
         },
-        40_000,
+        30_000,
     ),
 }
 """Healthy settings: algorithm, environment, settings, steps."""

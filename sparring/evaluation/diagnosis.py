@@ -222,11 +222,13 @@ def _verdict(
 ) -> dict[str, Any]:
     alarms = [f for f in findings if f["level"] != "note"]
     lasting = [f for f in alarms if not f["cleared"]]
+    if lasting:  # what still hurts may come from an error that is over
+        lasting += [f for f in alarms if f["cleared"] and f["level"] == "error"]
     errors = [f for f in lasting if f["level"] == "error"]
     share = len(judged) / max(len(engine.rules), 1)
     primary = min(
         lasting or alarms,
-        key=lambda f: (f["level"] != "error", f["id"] in OUTCOMES, f["first_step"], f["id"]),
+        key=lambda f: (f["id"] in OUTCOMES, f["level"] != "error", f["first_step"], f["id"]),
         default=None,
     )
     distinct = len({f["id"] for f in lasting})
@@ -306,10 +308,12 @@ def _findings(subject: Subject, engine: Engine, commands: Commands) -> list[dict
         step = max((s for s, _, _ in subject.records), default=0)
         words = "the run ended because a number was not finite (see its message)"
         groups["R01.not_finite"] = [Alert(rules["R01.not_finite"], 0, "error", step, step, 1.0, words, 1.0)]
+    suspected = {key.partition(".")[0] for key in groups}
     clear = [
         words
         for key, words in SUSPECTS.items()
-        if key not in groups and any(r.key == key and engine.looks(r) for r in engine.rules)
+        if key.partition(".")[0] not in suspected
+        and any(r.key == key and engine.looks(r) for r in engine.rules)
     ]
     found = [_finding(rules[key], alerts, clear, commands) for key, alerts in groups.items()]
     return sorted(found, key=lambda f: (f["first_step"], f["id"], f["name"]))
@@ -429,7 +433,7 @@ def _missing(subject: Subject, curves: Curves) -> list[str]:
 
 def _next(subject: Subject, findings: list[dict[str, Any]], commands: Commands) -> list[str]:
     """At most four commands: what the findings suggest, then looking at the agent."""
-    ordered = sorted(findings, key=lambda f: (f["level"] != "error", f["id"] in OUTCOMES, f["first_step"]))
+    ordered = sorted(findings, key=lambda f: (f["id"] in OUTCOMES, f["level"] != "error", f["first_step"]))
     wanted = [step["cmd"] for finding in ordered for step in finding["try"][:1]]
     if subject.has_best:
         wanted.append(f"sparring eval {commands.run} --best")

@@ -24,6 +24,7 @@ GRADIENTS = ("train/grad_norm", "train/critic_grad_norm", "train/actor_grad_norm
 THRESHOLDS: dict[str, Limit] = {
     "R01.not_finite": Limit(high=0, error_high=0, patience=1, basis="P", source="SB3 VecCheckNan"),
     "R02.kl_high": Limit(high=0.025, error_high=0.2, window=10, patience=5, source="37-details, Spinning Up"),
+    "R02.kl_huge": Limit(high=1.0, error_high=1.0, window=1, patience=1, source="Schulman: 10 is too much"),
     "R02.kl_spike": Limit(high=20.0, window=50, patience=2, source="Spinning Up: stop at 1.5x the target"),
     "R02.kl_negative": Limit(low=-1e-4, error_low=-1e-4, window=5, basis="P", source="Jones"),
     "R02.kl_low": Limit(low=1e-5, window=20, patience=10, source="Jones"),
@@ -117,6 +118,17 @@ def _has_risen(window: Window) -> bool:
     return returns is not None and returns.high > returns.start + 5.0 * returns.noise
 
 
+def _kl_huge(window: Window) -> Reading | None:
+    value = window.last("train/approx_kl")
+    return None if value is None else Reading(value, f"approx_kl {short(value)} in one update")
+
+
+def _thrown_off(window: Window) -> bool:
+    """Whether a single update once moved the policy so far that its later stillness is a consequence."""
+    kl = window.series("train/approx_kl")
+    return kl is not None and kl.high > 0.5
+
+
 def _kl_spike(window: Window) -> Reading | None:
     values = window.values("train/approx_kl", least=20)
     if values is None or window.progress < 0.1:
@@ -129,7 +141,9 @@ def _kl_spike(window: Window) -> Reading | None:
 
 def _kl_low(window: Window) -> Reading | None:
     values = window.values("train/approx_kl")
-    if values is None or not _still_learning(window) or _gains(window) or _has_risen(window):
+    if values is None or not _still_learning(window) or _thrown_off(window):
+        return None
+    if _gains(window) or _has_risen(window):
         return None
     value = _middle(values)
     return Reading(value, f"approx_kl {short(value)} and the return does not rise")
@@ -137,7 +151,7 @@ def _kl_low(window: Window) -> Reading | None:
 
 def _clip_zero(window: Window) -> Reading | None:
     values = window.values("train/clip_fraction")
-    if values is None or window.progress < 0.3 or not _still_learning(window):
+    if values is None or window.progress < 0.3 or not _still_learning(window) or _thrown_off(window):
         return None
     if _gains(window) or _has_risen(window):
         return None
@@ -473,6 +487,15 @@ RULES: tuple[Rule, ...] = (
         ("learning rate too high", "too many epochs", "acting weights are stale"),
         LOWER_RATE,
         Advice("stop an update that goes too far", "approx_kl below 0.03", (("target_kl", "0.02"),)),
+    ),
+    _rule(
+        "R02.kl_huge",
+        ("train/approx_kl",),
+        _kl_huge,
+        "one update threw the policy far away",
+        ("learning rate far too high", "log-probabilities computed wrongly"),
+        Advice("much smaller steps", "approx_kl below 0.02", (("learning_rate", "*0.03"),)),
+        level="error",
     ),
     _rule(
         "R02.kl_spike",
@@ -815,7 +838,7 @@ RULES: tuple[Rule, ...] = (
         "the return has not risen",
         ("learning rate too low or too high", "no signal in the reward", "a bug in the algorithm"),
         CHECK_ALGO,
-        HIGHER_RATE,
+        CHECK_ENV,
     ),
 )
 

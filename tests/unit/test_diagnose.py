@@ -347,3 +347,13 @@ def test_a_real_run_is_diagnosed_within_the_budget(
     assert text.startswith("verdict: ")
     assert "learning_rate=0.3" in text
     assert not text.startswith("verdict: healthy")
+
+
+def test_a_policy_that_was_thrown_off_is_not_told_to_take_larger_steps() -> None:
+    still = {"train/approx_kl": lambda i: 5.6 if i == 0 else 0.0, "train/clip_fraction": 0.0}
+    report = diagnose(subject(edit={**still, "rollout/ep_rew_mean": 9.4, "eval/mean_reward": 9.1}))
+    assert report["findings"][0]["name"] == "kl_huge"
+    assert report["verdict"]["primary"] == "R02"
+    assert report["next"][0] == "sparring train ppo CartPole-v1 --set learning_rate=lin_3e-05"
+    assert not any("lin_0.003" in command for command in report["next"])
+    assert "too large policy steps" not in report["findings"][0]["not_caused_by"]

@@ -91,6 +91,7 @@ FLAT = {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3), "rollout/ep_len_mean": 
 FAULTS: dict[str, Edit] = {
     "R01.not_finite": {"train/value_loss": lambda i: math.nan if i == 50 else 5.0},
     "R02.kl_high": {"train/approx_kl": 0.3},
+    "R02.kl_huge": {"train/approx_kl": lambda i: 5.0 if i == 0 else 0.008},
     "R02.kl_spike": {"train/approx_kl": lambda i: 0.2 if i in (50, 51, 52) else 0.008},
     "R02.kl_negative": {"train/approx_kl": -0.01},
     "R02.kl_low": {**FLAT, "train/approx_kl": 1e-7},
