@@ -179,14 +179,14 @@ class Window:
         self,
         history: Mapping[str, Series],
         context: Context,
-        limit: Limit,
         step: int,
         record: Mapping[str, float],
         others: Mapping[int, Mapping[str, Series]],
     ) -> None:
         self.history = history
         self.context = context
-        self.limit = limit
+        self.limit = Limit()
+        """of the rule that looks"""
         self.step = step
         self.record = record
         self.others = others
@@ -293,9 +293,10 @@ class Engine:
                     series = history[name] = Series()
                 series.append(step, value)
         changes = []
+        window = Window(history, self.context, step, values, self._history)
         for rule, triggers in self._live:
             if ANY in triggers or not triggers.isdisjoint(values):
-                change = self._look(rule, seed, step, values)
+                change = self._look(rule, seed, window)
                 if change is not None:
                     changes.append(change)
         return changes
@@ -308,7 +309,8 @@ class Engine:
             if rule.scope == "end" and known.issuperset(rule.config):
                 for seed, step in sorted(self.steps.items()):
                     if all(name in self._history[seed] for name in rule.needs):
-                        change = self._look(rule, seed, step, {})
+                        window = Window(self._history[seed], self.context, step, {}, self._history)
+                        change = self._look(rule, seed, window)
                         if change is not None:
                             changes.append(change)
         return changes
@@ -339,8 +341,8 @@ class Engine:
     def history(self, seed: int) -> Mapping[str, Series]:
         return self._history.get(seed, {})
 
-    def _look(self, rule: Rule, seed: int, step: int, record: Mapping[str, float]) -> Change | None:
-        window = Window(self._history[seed], self.context, rule.limit, step, record, self._history)
+    def _look(self, rule: Rule, seed: int, window: Window) -> Change | None:
+        window.limit = rule.limit
         reading = rule.measure(window)
         watch = self._watches.get((seed, rule.key))
         if watch is None:
@@ -350,7 +352,7 @@ class Engine:
             return None
         watch.looks += 1
         watch.value = reading.value
-        return self._judge(watch, rule, seed, step, reading)
+        return self._judge(watch, rule, seed, window.step, reading)
 
     def _judge(self, watch: _Watch, rule: Rule, seed: int, step: int, reading: Reading) -> Change | None:
         value, limit = reading.value, rule.limit
