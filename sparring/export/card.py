@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparring.errors import missing_extra
-from sparring.export.metrics import KeptAlert
+from sparring.metrics.sqlite import StoredAlert
 from sparring.reference import is_reference
 from sparring.runs.artefact import Artefact
 
@@ -20,7 +20,7 @@ def card(
     agent: Artefact,
     config: Mapping[str, Any],
     results: Mapping[str, Any],
-    alerts: Sequence[KeptAlert],
+    alerts: Sequence[StoredAlert],
     video: bool,
 ) -> str:
     """README.md: YAML front matter and text."""
@@ -99,7 +99,7 @@ def snippet(agent: Artefact) -> str:
     )
 
 
-def health(alerts: Sequence[KeptAlert]) -> str:
+def health(alerts: Sequence[StoredAlert]) -> str:
     """What the health rules said, first onset first."""
     rows = [
         f"| {a.onset:,} | {plain(a.level)} | {plain(a.name)} | {plain(a.evidence)} |" for a in alerts[:ALERTS]

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from sparring.errors import StorageError, missing_extra
 from sparring.metrics import sqlite, trackers
+from sparring.metrics.sqlite import StoredAlert
 from sparring.runs.directory import RunDirectory
 from sparring.runs.durable import replace_file, temporary
 
 COLUMNS = ("seed", "step", "seconds", "name", "value")
 
 
-class KeptAlert(NamedTuple):
-    """An alert of a health rule in the run's file."""
-
-    rule: str
-    name: str
-    seed: int
-    onset: int
-    level: str
-    evidence: str
-
-
-def alerts(run: RunDirectory) -> list[KeptAlert]:
+def alerts(run: RunDirectory) -> list[StoredAlert]:
     """What the health rules said, by onset; empty where they kept nothing."""
-    if not run.metrics.is_file():
-        return []
-    connection = sqlite3.connect(f"{run.metrics.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
-    try:
-        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alerts'").fetchone():
-            return []
-        query = "SELECT rule, name, seed, onset, level, evidence FROM alerts ORDER BY onset, rule, seed"
-        return [KeptAlert(*row) for row in connection.execute(query)]
-    finally:
-        connection.close()
+    return sqlite.alerts(run.metrics) if run.metrics.is_file() else []
 
 
 def write_csv(run: RunDirectory, path: Path) -> int:

@@ -12,7 +12,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,14 @@ FLUSH_SECONDS = 0.5
 CAPACITY = 10_000
 """Records that may wait for the writer; beyond that `write` waits too."""
 
+# Added to schema 1 after its first files: readers take a file without it for one without alerts.
+_ALERTS = """
+CREATE TABLE IF NOT EXISTS alerts (
+    rule TEXT NOT NULL, name TEXT NOT NULL, seed INTEGER NOT NULL, onset INTEGER NOT NULL,
+    level TEXT NOT NULL, last INTEGER NOT NULL, cleared INTEGER, value REAL, evidence TEXT NOT NULL,
+    PRIMARY KEY (rule, name, seed, onset)
+) WITHOUT ROWID;
+"""
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS keys (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS points (
@@ -33,6 +41,7 @@ CREATE TABLE IF NOT EXISTS points (
     PRIMARY KEY (key, seed, step)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS metadata (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+{_ALERTS}
 PRAGMA user_version = {SCHEMA};
 """
 
@@ -43,6 +52,21 @@ class Curve(NamedTuple):
     steps: np.ndarray
     times: np.ndarray
     values: np.ndarray
+
+
+class StoredAlert(NamedTuple):
+    """A health rule's alert as the file keeps it."""
+
+    rule: str
+    name: str
+    seed: int
+    onset: int
+    level: str
+    last: int
+    cleared: int | None
+    """step at which it was over; None while it lasts"""
+    value: float | None
+    evidence: str
 
 
 class _Record(NamedTuple):
@@ -86,8 +110,13 @@ class SqliteSink:
         self._put(_Record(int(step), float(seconds), plain, int(seed)))
 
     def truncate_after(self, step: int) -> None:
-        """Deletes all points beyond a step: those of steps that a resumed run will take again."""
-        self._do(("DELETE FROM points WHERE step > ?", (int(step),)))
+        """Deletes points and alerts beyond a step: those of steps that a resumed run will take again."""
+        self._do(
+            ("DELETE FROM points WHERE step > ?", (int(step),)),
+            ("DELETE FROM alerts WHERE onset > ?", (int(step),)),
+            ("UPDATE alerts SET cleared = NULL WHERE cleared > ?", (int(step),)),
+            ("UPDATE alerts SET last = ?1 WHERE last > ?1", (int(step),)),
+        )
 
     def describe(self, metadata: Mapping[str, str]) -> None:
         """Stores facts about the run beside its metrics."""
@@ -247,6 +276,41 @@ def last(path: Path | str, name: str, seed: int = 0) -> float | None:
     """The newest value of a metric, or None."""
     values = read(path, name, seed).values
     return float(values[-1]) if len(values) else None
+
+
+def records(path: Path | str, since: int = 0) -> Iterator[tuple[int, int, dict[str, float]]]:
+    """Everything that was written, in order of steps: (step, seed, values by name)."""
+    for record in written(path):
+        if record.step >= since:
+            yield record.step, record.seed, dict(record.values)
+
+
+def alerts(path: Path | str) -> list[StoredAlert]:
+    """The alerts in a file, by onset; none for a file from before there were any."""
+    with _reader(path) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alerts'").fetchone():
+            return []
+        fields = ", ".join(StoredAlert._fields)
+        rows = connection.execute(f"SELECT {fields} FROM alerts ORDER BY onset, rule, name, seed")  # noqa: S608
+        return [StoredAlert(*row) for row in rows]
+
+
+def store_alerts(path: Path | str, rows: Iterable[StoredAlert]) -> None:
+    """Writes alerts beside the metrics; one that is there already is replaced."""
+    places = ", ".join("?" for _ in StoredAlert._fields)
+    fields = ", ".join(StoredAlert._fields)
+    try:
+        connection = _connect(Path(path))
+        try:
+            with connection:
+                connection.executemany(
+                    f"INSERT OR REPLACE INTO alerts ({fields}) VALUES ({places})",  # noqa: S608  (names of ours)
+                    rows,
+                )
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StorageError(f"Alerts could not be written to {str(path)!r}: {error}.") from error
 
 
 def metadata(path: Path | str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from cli_help import Shell, quick
 from loopback_hub import TOKEN, LoopbackHub
 
 from sparring.export import card, hub
-from sparring.metrics.sqlite import SqliteSink
+from sparring.metrics.sqlite import SqliteSink, StoredAlert
 from sparring.runs import artefact, directory, sealed
 from sparring.runs.directory import RunDirectory
 
@@ -154,9 +154,7 @@ def test_the_card_says_what_the_hub_looks_for(run: RunDirectory) -> None:
 
 
 def test_a_card_names_few_alerts_and_counts_the_rest() -> None:
-    from sparring.export.metrics import KeptAlert
-
-    text = card.health([KeptAlert("R", f"n{i}", 0, i, "warn", "e") for i in range(13)])
+    text = card.health([StoredAlert("R", f"n{i}", 0, i, "warn", i, None, 0.0, "e") for i in range(13)])
     assert "n9" in text
     assert "n10" not in text
     assert text.endswith("… and 3 more.")

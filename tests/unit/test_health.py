@@ -1,0 +1,272 @@
+"""Health rules: when they alert, when they stay quiet, what they say when they cannot look."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparring.metrics.charts import short
+from sparring.metrics.health import (
+    EPISODES,
+    KEPT,
+    Context,
+    Engine,
+    Limit,
+    Reading,
+    Rule,
+    Series,
+    Window,
+    replay,
+)
+from sparring.metrics.rules import NOT_BUILT, RULES, THRESHOLDS
+
+TOTAL = 100_000
+CONFIG: dict[str, Any] = {"gamma": 0.99, "max_grad_norm": 0.5, "learning_rate": 3e-4}
+RNG = np.random.default_rng(0)
+
+
+def healthy(i: int) -> dict[str, float]:
+    """A record of a run that goes well, i from 0 to 99."""
+    noise = float(RNG.standard_normal())
+    return {
+        "rollout/ep_rew_mean": 20 + 4 * i + noise,
+        "rollout/ep_len_mean": 20 + 4 * i + noise,
+        "rollout/window_episodes": 100.0,
+        "train/approx_kl": 0.008 + 0.001 * noise,
+        "train/clip_fraction": 0.1 + 0.01 * noise,
+        "train/explained_variance": min(0.01 * i, 0.9),
+        "train/value_loss": 5.0 + noise,
+        "train/grad_norm": 1.0 + 0.1 * noise,
+        "train/learning_rate": 3e-4,
+        "stats/entropy_relative": 0.95 - 0.006 * i,
+        "stats/update_size": 0.005,
+        "stats/dead_units": 0.01,
+        "stats/obs_clipped": 0.0,
+        "stats/obs_std_min": 0.5,
+        "stats/obs_abs_max": 4.0,
+        "stats/action_saturation": 0.1,
+        "stats/reward_nonzero": 1.0,
+        "stats/terminated_share": 0.9,
+        "stats/q_bound_ratio": 0.5,
+        "stats/q_disagreement": 0.1,
+        "stats/priority_ess": 0.6,
+        "stats/policy_lag": 1.0,
+        "stats/value_target_max": 9.0,
+    }
+
+
+Edit = Mapping[str, float | Callable[[int], float]]
+
+
+def engine_after(edit: Edit | None = None, algorithm: str = "ppo", **context: Any) -> Engine:
+    engine = Engine(RULES, Context(algorithm, TOTAL, {**CONFIG, **context}))
+    records = []
+    for i in range(100):
+        values = healthy(i)
+        for name, change in (edit or {}).items():
+            values[name] = change(i) if callable(change) else change
+        records.append(((i + 1) * TOTAL // 100, 0, values))
+    replay(engine, records)
+    return engine
+
+
+def alarms(engine: Engine) -> set[str]:
+    return {alert.rule.key for alert in engine.alerts if alert.level != "note"}
+
+
+def test_a_healthy_run_raises_nothing_but_that_it_still_improves() -> None:
+    engine = engine_after()
+    assert alarms(engine) == set()
+    assert {alert.rule.key for alert in engine.alerts} == {"R27.still_improving"}
+
+
+FLAT = {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3), "rollout/ep_len_mean": lambda i: 20.0 + (i % 3)}
+FAULTS: dict[str, Edit] = {
+    "R01.not_finite": {"train/value_loss": lambda i: math.nan if i == 50 else 5.0},
+    "R02.kl_high": {"train/approx_kl": 0.3},
+    "R02.kl_huge": {"train/approx_kl": lambda i: 5.0 if i == 0 else 0.008},
+    "R02.kl_spike": {"train/approx_kl": lambda i: 0.2 if i in (50, 51, 52) else 0.008},
+    "R02.kl_negative": {"train/approx_kl": -0.01},
+    "R02.kl_low": {**FLAT, "train/approx_kl": 1e-7},
+    "R03.clip_high": {"train/clip_fraction": 0.8},
+    "R03.clip_zero": {**FLAT, "train/clip_fraction": 0.0},
+    "R04.critic_worse_than_constant": {"train/explained_variance": -0.6},
+    "R04.critic_flat": {**FLAT, "train/explained_variance": 1e-4},
+    "R05.entropy_high": {"stats/entropy_relative": 0.999},
+    "R05.entropy_low": {**FLAT, "stats/entropy_relative": lambda i: max(0.9 - 0.05 * i, 0.001)},
+    "R05.entropy_wild": {"stats/entropy_relative": lambda i: 0.9 if i % 2 else 0.2},
+    "R05.std_range": {"train/std": lambda i: 1.5**i},
+    "R06.value_scale": {"stats/value_target_max": 50_000.0},
+    "R06.value_loss_jump": {"train/value_loss": lambda i: 5.0 if i < 70 else 5000.0},
+    "R08.clipped_hard": {"train/grad_norm": 5e4},
+    "R08.no_gradient": {"train/grad_norm": 0.0},
+    "R09.update_size": {"stats/update_size": 2.0},
+    "R10.dead_units": {"stats/dead_units": 0.6},
+    "R12.obs_clipped": {"stats/obs_clipped": 0.2},
+    "R12.obs_constant": {"stats/obs_std_min": 0.0},
+    "R12.obs_scale": {"stats/obs_abs_max": 5000.0},
+    "R14.saturated": {"stats/action_saturation": 0.9},
+    "R15.q_bound": {"stats/q_bound_ratio": 4.0},
+    "R15.q_implausible": {"train/q_mean": lambda i: 1.5**i},
+    "R16.twins_disagree": {"stats/q_disagreement": 0.9},
+    "R18.priority_ess": {"stats/priority_ess": 0.003},
+    "R21.tiny_episodes": {"rollout/ep_len_mean": 1.0, "rollout/ep_rew_mean": 1.0},
+    "R21.limit_is_terminal": {"rollout/ep_len_mean": 200.0, "stats/terminated_share": 1.0},
+    "R22.no_reward": {"stats/reward_nonzero": 0.0},
+    "R23.greedy_gap": {"eval/mean_reward": 10.0, "eval/stochastic_mean_reward": 400.0},
+    "R23.train_eval_gap": {"eval/stochastic_mean_reward": 10.0},
+    "R24.collapse": {"rollout/ep_rew_mean": lambda i: 20 + 4 * i if i < 60 else 30.0},
+    "R24.worse_than_start": {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 2) if i < 10 else 9.0},
+    "R28.policy_lag": {"stats/policy_lag": lambda i: 1.1**i},
+    "R29.no_progress": {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3)},
+}
+
+
+@pytest.mark.parametrize("key", FAULTS)
+def test_each_rule_sees_its_fault(key: str) -> None:
+    assert key in alarms(engine_after(FAULTS[key]))
+
+
+def test_rules_that_look_at_settings() -> None:
+    assert "R06.short_horizon" in alarms(engine_after(gamma=0.1))
+    assert "R17.alpha_range" in alarms(engine_after({"train/ent_coef": 1e-6}, "sac"))
+    assert "R17.alpha_range" not in alarms(engine_after({"train/ent_coef": 1e-6}, "ppo"))
+
+
+def test_throughput_rules_are_notes() -> None:
+    engine = Engine(RULES, Context("ppo", TOTAL, CONFIG))
+    clock = [float(i) if i < 90 else 90.0 + 5.0 * (i - 90) for i in range(200)]
+    replay(engine, [((i + 1) * 1000, 0, {"time/time_elapsed": now}) for i, now in enumerate(clock)])
+    assert [alert.rule.key for alert in engine.alerts] == ["R25.slow"]
+    compiled = engine_after({"time/compile_seconds": lambda i: 5.0 if i < 60 else 30.0})
+    assert "R25.recompiled" in {alert.rule.key for alert in compiled.alerts}
+    assert alarms(compiled) == set()
+
+
+def test_an_outlier_among_seeds_is_named_and_fewer_than_five_are_inconclusive() -> None:
+    def run(seeds: int) -> Engine:
+        engine = Engine(RULES, Context("ppo", TOTAL, CONFIG))
+        records = [
+            ((i + 1) * 1000, seed, {**healthy(i), **({"rollout/ep_rew_mean": 21.0} if seed == 2 else {})})
+            for i in range(100)
+            for seed in range(seeds)
+        ]
+        replay(engine, records)
+        return engine
+
+    assert [a.seed for a in run(6).alerts if a.rule.id == "R26"] == [2]
+    few = run(3)
+    rule = next(rule for rule in RULES if rule.id == "R26")
+    assert few.skipped(rule)
+
+
+def test_every_rule_is_reached_by_a_test_has_a_threshold_and_says_what_to_do() -> None:
+    tested = set(FAULTS) | {"R06.short_horizon", "R17.alpha_range", "R25.slow", "R25.recompiled"}
+    tested |= {"R26.outlier_seed", "R27.still_improving"}
+    assert {rule.key for rule in RULES} == tested == set(THRESHOLDS)
+    for rule in RULES:
+        assert rule.causes, rule.key
+        assert rule.advice, rule.key
+        assert rule.meaning, rule.key
+        assert rule.limit.source, rule.key
+    covered = {rule.id for rule in RULES} | set(NOT_BUILT)
+    assert covered >= {f"R{n:02d}" for n in range(1, 30)}
+
+
+def test_a_rule_without_its_metric_says_so() -> None:
+    engine = Engine(RULES, Context("ppo", TOTAL, {}))
+    replay(engine, [(step, 0, {"rollout/ep_rew_mean": float(step)}) for step in range(0, 100_000, 1000)])
+    why = {rule.key: engine.skipped(rule) for rule in engine.rules}
+    assert why["R02.kl_high"] == "no train/approx_kl"
+    assert why["R08.clipped_hard"] == "setting max_grad_norm is not known or is none"
+    assert why["R06.value_scale"] == "no stats/value_target_max or train/value_loss or train/critic_loss"
+    assert why["R24.collapse"] == ""
+
+
+def limited(limit: Limit) -> Rule:
+    def measure(window: Window) -> Reading | None:
+        value = window.last("x")
+        return None if value is None else Reading(value, f"x {value}")
+
+    return Rule("X01", "x", ("x",), measure, limit, "", (), ())
+
+
+def feed(engine: Engine, values: list[float]) -> list[tuple[int, str]]:
+    found = []
+    for step, value in enumerate(values):
+        found += [(step, change.kind) for change in engine.feed(step, {"x": value})]
+    return found
+
+
+def test_an_alert_needs_several_bad_looks_in_a_row_and_its_onset_is_the_first() -> None:
+    engine = Engine([limited(Limit(high=1.0, patience=3))], Context())
+    assert feed(engine, [0, 2, 2, 0, 2, 2]) == []
+    assert feed(engine, [2, 2, 2]) == [(0, "raised")]  # the fourth, fifth in a row raise nothing more
+    engine = Engine([limited(Limit(high=1.0, patience=3))], Context())
+    assert feed(engine, [0, 2, 2, 2, 2]) == [(3, "raised")]
+    assert engine.alerts[0].onset == 1
+    assert engine.alerts[0].last == 4
+
+
+def test_an_alert_is_cleared_only_well_inside_the_range() -> None:
+    engine = Engine([limited(Limit(high=1.0, patience=2))], Context())
+    assert feed(engine, [2, 2, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95]) == [(1, "raised")]
+    assert feed(engine, [0.5] * 4) == [(3, "cleared")]
+    assert engine.alerts[0].cleared == 3
+    assert feed(engine, [2, 2]) == [(1, "raised")]
+    assert len(engine.alerts) == 2
+
+
+def test_an_alert_can_become_an_error() -> None:
+    engine = Engine([limited(Limit(high=1.0, error_high=10.0, patience=1))], Context())
+    assert feed(engine, [2, 20, 30]) == [(0, "raised"), (1, "worse")]
+    assert engine.alerts[0].level == "error"
+    assert engine.alerts[0].worst == 30
+
+
+def test_returns_of_few_episodes_are_not_believed() -> None:
+    engine = Engine(RULES, Context())
+    engine.feed(0, {"rollout/ep_rew_mean": 0.0, "rollout/window_episodes": 0.0})
+    engine.feed(1, {"rollout/ep_rew_mean": 9.0, "rollout/window_episodes": EPISODES - 1.0})
+    assert "rollout/ep_rew_mean" not in engine.history(0)
+    engine.feed(2, {"rollout/ep_rew_mean": 9.0, "rollout/window_episodes": EPISODES})
+    assert engine.history(0)["rollout/ep_rew_mean"].count == 1
+
+
+def test_history_is_bounded_and_keeps_the_newest() -> None:
+    series = Series()
+    for i in range(5000):
+        series.append(i, float(i))
+    assert series.values(3).tolist() == [4997, 4998, 4999]
+    assert series.steps(2).tolist() == [4998, 4999]
+    assert len(series.values()) == KEPT
+    assert (series.low, series.high, series.count) == (0, 4999, 5000)
+    assert series._values.nbytes <= 2 * KEPT * 8
+
+
+def test_a_record_costs_less_than_a_millisecond() -> None:
+    engine = Engine(RULES, Context("ppo", TOTAL, CONFIG))
+    rows = [healthy(i % 100) for i in range(400)]
+    began = time.process_time()
+    for step, values in enumerate(rows):
+        engine.feed(step, values)
+    assert (time.process_time() - began) / len(rows) < 1e-3
+
+
+def test_the_page_lists_every_rule_with_its_range() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "health.md").read_text()
+    rows = dict(re.findall(r"^\| (R\d\d\.\w+) \| .* \| (.+?) \| [PE] \|", page, re.M))
+    assert rows == {rule.key: healthy_range(rule.limit) for rule in RULES}
+
+
+def healthy_range(limit: Limit) -> str:
+    if math.isinf(limit.low):
+        return f"≤ {short(limit.high)}"
+    return f"≥ {short(limit.low)}" if math.isinf(limit.high) else f"{short(limit.low)} to {short(limit.high)}"
