@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +17,15 @@ from sparring.envs import registry
 from sparring.errors import CheckpointError, ConfigError, nearest
 from sparring.evaluation.evaluator import ROWS
 from sparring.metrics import trackers
+from sparring.metrics.alerts import HealthSink, parse_policy
+from sparring.metrics.health import Alert
 from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
 from sparring.model import Assembly, algorithm_class, assemble, save_agent
 from sparring.reference import is_reference
 from sparring.runs import directory
 from sparring.runs.directory import RunDirectory
-from sparring.session import Result, Session, Settings
+from sparring.session import Result, Session, Settings, Stop
 
 Display = Callable[[Settings, int], list[Sink]]
 """Makes what shows a run, given its settings and the steps it starts at."""
@@ -243,6 +246,28 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
     return parts
 
 
+def _health(run: RunDirectory, plan: Plan, target: float | None, say: Callable[[str], None]) -> HealthSink:
+    """The rules that watch the run. A webhook's address may be a secret: it comes from the environment."""
+
+    def stop(alert: Alert) -> None:
+        say(f"Stopping, as on_alert asks: {alert.line()}")
+        raise Stop
+
+    return HealthSink(
+        run.metrics,
+        plan.algorithm,
+        as_mapping(plan.config),
+        total=plan.settings.total_timesteps,
+        target=target,
+        say=say,
+        on_stop=stop,
+        on_alert=parse_policy(plan.settings.on_alert),
+        webhook=os.environ.get("SPARRING_WEBHOOK", ""),
+        env=plan.env,
+        run=run.name,
+    )
+
+
 def _close(parts: Assembly) -> None:
     parts.driver.close()
     if parts.eval_env is not None and hasattr(parts.eval_env, "close"):
@@ -259,7 +284,8 @@ def _run(
     again: bool,
 ) -> Outcome:
     driver = parts.driver
-    sinks = [SqliteSink(run.metrics), *extra]
+    health = _health(run, plan, parts.spec.reward_threshold, say)
+    sinks = [SqliteSink(run.metrics), *extra, health]
 
     def keep(folder: Path, index: int) -> None:
         save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm)
@@ -280,6 +306,7 @@ def _run(
         try:
             if again and not session.restore():
                 say("There is no checkpoint yet: starting from the beginning.")
+            health.catch_up()
         except BaseException:
             Tee(sinks).close()
             raise

@@ -60,6 +60,8 @@ class Settings:
     """stop when an evaluation reaches this mean reward; none trains to the end"""
     stop_on: Literal["deterministic", "stochastic"] = "deterministic"
     """which evaluation is held against stop_reward"""
+    on_alert: str = ""
+    """what health rules do besides showing alerts: `R01=stop R14=ignore`"""
     time_limit: int | None = None
     """steps after which an episode is truncated; none keeps the environment's own"""
     backend: Literal["auto", "inline", "workers"] = "auto"

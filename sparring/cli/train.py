@@ -15,6 +15,8 @@ from sparring.errors import ConfigError
 if TYPE_CHECKING:
     from sparring.launch import Plan
 
+CHARTS = ("rollout/ep_rew_mean", "eval/mean_reward")
+"""Curves that are drawn when a run ends."""
 EXAMPLES = (
     "train ppo CartPole-v1",
     "train ppo gym:CartPole-v1 --stop-reward threshold --set n_envs=4 learning_rate=1e-3",
@@ -146,6 +148,8 @@ def display(plan: Plan, out: Output, ready: Callable[[], None], quiet: bool) -> 
 
 def report(outcome: Any, out: Output) -> None:
     """What came of a run, where it is, and what can be done with it."""
+    from sparring.metrics import charts, sqlite
+
     result, run = outcome.result, outcome.run
     handle = run.name if str(run.path) == str(Path("runs") / run.name) else str(run.path)
     total = run.read_status().steps
@@ -168,6 +172,9 @@ def report(outcome: Any, out: Output) -> None:
         if len(result.evaluations) > 1:
             means = ", ".join(f"{e.mean:.1f}" for e in result.evaluations)
             out.say(f"Evaluation of each seed: {means}")
+    for name in CHARTS:
+        if run.metrics.is_file() and len((curve := sqlite.read(run.metrics, name)).steps) > 2:
+            out.say(charts.line_chart(curve.steps, curve.values, title=name))
     out.say(f"Run: {run.path}")
     if result.outcome != "interrupted":
         more = max(2 * total, 1)

@@ -135,6 +135,12 @@ def check_policy(given: Mapping[str, str]) -> dict[str, str]:
     return dict(given)
 
 
+def parse_policy(text: str) -> dict[str, str]:
+    """`R01=stop R14.saturated=ignore` as a policy; commas do as well."""
+    pairs = [part.partition("=") for part in text.replace(",", " ").split()]
+    return check_policy({name: what for name, _, what in pairs})
+
+
 def stored(alert: Alert) -> sqlite.StoredAlert:
     """An alert as the run's file keeps it."""
     rule = alert.rule

@@ -45,6 +45,10 @@ METRICS: dict[str, str] = {
     "eval/stochastic_mean_reward": "Mean return of evaluation episodes with sampled actions.",
     "eval/stochastic_std_reward": "Standard deviation of the same returns.",
     "eval/stochastic_mean_ep_length": "Mean length of the same episodes, in steps.",
+    "eval/dropped": "Snapshots that were not evaluated, because the evaluating process was busy.",
+    "eval/restarts": "Times the evaluating process died and was started again.",
+    "eval/best_fresh_reward": "Mean return of the best agent on fresh episodes, at the end.",
+    "eval/last_fresh_reward": "Mean return of the last agent on the same episodes.",
     "eval/episodes": "Evaluation episodes behind each of these means.",
 }
 
