@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from sparring.metrics.sink import Sink, Tee
 from sparring.runs import artefact, checkpoint
 from sparring.runs.directory import RunDirectory, Status
 from sparring.runs.durable import replace_file
+from sparring.spaces import Discrete, MultiDiscrete, Space
 
 CHUNK_SECONDS = 1.0
 """How long a fused call may keep the host waiting."""
@@ -251,6 +252,7 @@ class Session:
                 if values.get("train/n_updates") == 0:  # the replay is still filling
                     values = {n: x for n, x in values.items() if not n.startswith(LEARNED)}
                 self._check_finite(values, iteration * per, index)
+                values |= relative_entropy(self.driver.algo.spec.action, values)
                 values |= {
                     "time/fps": fps,
                     "time/iterations": iteration,
@@ -492,6 +494,20 @@ class Session:
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
+
+
+def relative_entropy(space: Space, values: Mapping[str, float]) -> dict[str, float]:
+    """The entropy of a policy of choices as a share of the most there can be; nothing for others."""
+    match space:
+        case Discrete(n):
+            most = math.log(n)
+        case MultiDiscrete(sizes):
+            most = sum(math.log(n) for n in sizes)
+        case _:
+            most = 0.0
+    if most == 0.0 or "train/entropy_loss" not in values:
+        return {}
+    return {"stats/entropy_relative": -values["train/entropy_loss"] / most}
 
 
 def pooled(evaluations: tuple[Evaluation, ...]) -> Evaluation:

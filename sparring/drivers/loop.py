@@ -12,6 +12,7 @@ import numpy as np
 from sparring import actor
 from sparring.actor import Episodes
 from sparring.drivers.platform import once_options
+from sparring.drivers.statistics import statistics
 from sparring.ops import keys
 from sparring.ops.seam import block
 from sparring.replay.size import check_fits, free_bytes, replay_bytes
@@ -140,6 +141,7 @@ def _absorbed(
     mean, length, count = actor.window_mean(episodes)
     metrics = {
         **metrics,
+        **statistics(algo.spec, rollout),
         "rollout/ep_rew_mean": mean,
         "rollout/ep_len_mean": length,
         "rollout/window_episodes": count,

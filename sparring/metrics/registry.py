@@ -50,6 +50,16 @@ METRICS: dict[str, str] = {
     "eval/best_fresh_reward": "Mean return of the best agent on fresh episodes, at the end.",
     "eval/last_fresh_reward": "Mean return of the last agent on the same episodes.",
     "eval/episodes": "Evaluation episodes behind each of these means.",
+    "stats/action_saturation": "Share of action entries within 1 % of a bound, in the rollout.",
+    "stats/action_top_share": "Share of the option that was chosen most often, in the rollout.",
+    "stats/entropy_relative": "Entropy of a policy of choices as a share of the largest possible one.",
+    "stats/obs_abs_max": "Largest absolute entry of the rollout's observations.",
+    "stats/obs_std_max": "Largest deviation of an observation's entry over the rollout.",
+    "stats/obs_std_min": "Smallest deviation of an observation's entry over the rollout.",
+    "stats/reward_mean": "Mean reward of the rollout's steps.",
+    "stats/reward_nonzero": "Share of the rollout's steps with a reward other than 0.",
+    "stats/reward_std": "Deviation of the rollout's rewards.",
+    "stats/terminated_share": "Share of ended episodes that terminated; -1 when none ended in the rollout.",
 }
 
 
