@@ -159,6 +159,8 @@ def cores() -> list[str]:
                     f"{gru / s5:.1f} ×",
                 )
                 lines.append(f"| {' | '.join(map(str, row))} |")
+    if (RESULTS / "cores.png").exists():
+        lines += ["", "![Time of one training step by length](results/cores.png)"]
     return lines
 
 
