@@ -110,6 +110,12 @@ def assemble(
     spec = dataclasses.replace(world.spec, rows=rows)
     algo = algorithm(spec, config)
     warnings = list(algo.check()) if hasattr(algo, "check") else []
+    on_host = getattr(config, "buffer", "") == "host" or getattr(config, "buffer_folder", "")
+    if jaxy and not host and on_host:
+        raise ConfigError(
+            f"{world.spec.id} runs compiled, and its replay lies beside the networks: leave buffer='host' "
+            f"and buffer_folder out, or step it in Python, for example as gym:{world.spec.id}."
+        )
     driver: Driver
     window = settings.stats_window_size
     if jaxy and not host:
@@ -119,7 +125,10 @@ def assemble(
         for _ in seeds[1:]:
             again = registry.make(env, n_envs=settings.n_envs, **options)
             worlds.append(JaxHost(again, rows) if jaxy else again)
-        hosts = [Host(algo, w, seed, window, on_step) for w, seed in zip(worlds, seeds, strict=True)]
+        hosts = [
+            Host(algo, w, seed, window, on_step, copies=len(seeds))
+            for w, seed in zip(worlds, seeds, strict=True)
+        ]
         driver = hosts[0] if len(hosts) == 1 else Several(hosts)  # type: ignore[assignment]
     if eval_env is False:
         eval_env = None
@@ -166,7 +175,7 @@ class Agent:
         obs, single = _batched(self.spec.observation, raw_observation(observation))
         rows = jax.tree.leaves(obs)[0].shape[0]
         fresh = state is None
-        carry = self.algo.carry(rows) if fresh else state
+        carry = self.algo.carry(rows) if fresh else _fitting(state, self.algo.carry(rows))
         start = np.ones(rows, bool) if fresh else np.zeros(rows, bool)
         first = start if episode_start is None else np.reshape(np.asarray(episode_start, bool), rows)
         behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
@@ -224,6 +233,21 @@ def _shape_of(space: Any) -> Any:
     if isinstance(space, spaces.Dict):
         return tuple((name, _shape_of(part)) for name, part in space.parts)
     return space
+
+
+def _fitting(state: Any, wanted: Any) -> Any:
+    """A state as `predict` returned it for as many observations; anything else is refused."""
+
+    def shapes(tree: Any) -> Any:
+        return [np.shape(x) for x in jax.tree.leaves(tree)]
+
+    trees: list[Any] = [jax.tree.structure(tree) for tree in (state, wanted)]
+    if trees[0] != trees[1] or shapes(state) != shapes(wanted):
+        raise SpaceMismatch(
+            "This state does not belong to these observations: hand predict the state that it returned for "
+            "as many of them, or None at the start."
+        )
+    return state
 
 
 def _batched(space: Any, observation: Any) -> tuple[Any, bool]:

@@ -22,7 +22,10 @@ def no_buffers(buffer: Any, kwargs: Mapping[str, Any] | None, memory: bool = Fal
             "prioritized=True, several steps of reward n_steps=3, sequences come with a core; leave them out."
         )
     if memory:
-        raise ConfigError("optimize_memory_usage is not available; leave it out, or lower buffer_size.")
+        raise ConfigError(
+            "optimize_memory_usage is not available; leave it out. buffer='host' keeps every observation "
+            "once, and does so for images by itself."
+        )
 
 
 def train_freq(value: Any) -> int:

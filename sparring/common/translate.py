@@ -50,6 +50,10 @@ BODIES = {
 """Names of an algorithm's hidden layers, where they are not policy and value."""
 
 
+CORE_WORDS = {"lstm_hidden_size": "core_size", "n_lstm_layers": "core_layers"}
+"""sb3-contrib's names for the shape of a core."""
+
+
 def config_values(
     policy: Any, policy_kwargs: Mapping[str, Any] | None, settings: Mapping[str, Any], algorithm: str = "ppo"
 ) -> dict[str, Any]:
@@ -58,8 +62,15 @@ def config_values(
     optimiser: dict[str, Any] = {}
     for name, value in (policy_kwargs or {}).items():
         if name not in KEYWORDS:
-            raise ConfigError(f"policy_kwargs has no {name!r} here.{nearest(name, KEYWORDS)}")
+            own = CORE_WORDS.get(name, name if name.startswith("core_") else "")
+            hint = f" Give {own}=… to the constructor." if own else nearest(name, KEYWORDS)
+            raise ConfigError(f"policy_kwargs has no {name!r} here.{hint}")
         (optimiser if name.startswith("optimizer_") else values).update(KEYWORDS[name](value, algorithm))
+    asked, named = dict(settings).get("core"), values.get("core")
+    if asked is not None and named is not None and asked != named:
+        raise ConfigError(
+            f"{policy} has the core {named!r}, and core={asked!r} was given, too. Leave one out."
+        )
     return values | dict(settings) | optimiser  # an optimiser in policy_kwargs wins, as in SB3
 
 

@@ -55,14 +55,14 @@ def collect(
     return state, env_state, actor.begun(rollout, world.actor.carry)
 
 
-def start(algo: Algorithm, env: JaxEnv, rows: int, window: int, key: Key) -> World:
+def start(algo: Algorithm, env: JaxEnv, rows: int, window: int, key: Key, copies: int = 1) -> World:
     """The world before the first iteration."""
     env_state, timestep = batched.start(env, keys.once(key, keys.RESET), rows)
     state = actor.start(algo, timestep)
     train = jax.eval_shape(algo.init, key)
     blank = World(Learner(train, None, None), state, env_state)  # type: ignore[arg-type]
     example = jax.eval_shape(lambda w: collect(algo, env, w, key, jnp.int32(0))[2], blank)
-    return World(loop.start(algo, key, example, window), state, env_state)
+    return World(loop.start(algo, key, example, window, copies=copies), state, env_state)
 
 
 def iterate(
@@ -116,7 +116,7 @@ class Fused:
         self._unroll = unroll
         self._stacked = len(seeds) > 1 and jax.default_backend() != "cpu"
         self._keys = [jax.random.key(seed) for seed in seeds]
-        self.worlds = [start(self.algo, env, rows, window, key) for key in self._keys]
+        self.worlds = [start(self.algo, env, rows, window, key, len(seeds)) for key in self._keys]
 
     @property
     def compile_seconds(self) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +21,7 @@ from sparring.drivers.loop import Learner
 from sparring.drivers.platform import compile_seconds, prepare
 from sparring.envs.api import HostEnv
 from sparring.envs.batched import BatchedState, JaxHost
+from sparring.errors import ConfigError
 from sparring.ops import keys
 from sparring.replay import offpolicy
 from sparring.replay.host_ring import HostRing
@@ -157,7 +161,9 @@ class Host:
         seed: int,
         window: int = 100,
         on_step: OnStep | None = None,
+        copies: int = 1,
     ) -> None:
+        """`copies` drivers of this kind will share the memory."""
         prepare()
         self.algo: Any = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo)
         self.env = env
@@ -181,13 +187,15 @@ class Host:
         self.actor = jax.tree.map(np.asarray, actor.start(self.algo, timestep))
         self._buffers, self._bins = self._allocate(timestep)
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
-        self._ring = self._open_ring(example)
+        self._frames_at: Path | None = None
+        self._ring = self._open_ring(example, copies)
         self._names: tuple[str, ...] = ()
         self._programs: dict[bool | None, Any]
         """`_learning`, found once: looking it up compares large trees"""
         self._trees: Trees
         self._floats = jnp.stack(jax.tree.leaves(self.algo))
-        self.learner = loop.start(self.algo, self._key, example, window, keeps=self._ring is None)
+        kept = self._ring is None
+        self.learner = loop.start(self.algo, self._key, example, window, kept, copies)
         self._keeps = bool(self._data)
         self._names = tuple(self._metric_shapes())
         self._trees = self._trees._replace(names=self._names)
@@ -268,16 +276,28 @@ class Host:
         self._ahead = (ahead[0], ahead[1])
         return dict(zip(self._names, values, strict=True))
 
-    def _open_ring(self, example: Transition) -> HostRing | None:
-        """The replay in the host's memory, where the settings put it there."""
+    def _open_ring(self, example: Transition, copies: int) -> HostRing | None:
+        """The replay in the host's memory, where the settings put it there; each has files of its own."""
         algo = self.algo
         if not offpolicy.on_host(algo.config, algo.spec):
             return None
         c, frames = algo.config, algo.config.frame_stack
-        needed = HostRing.predicted_bytes(example, c.buffer_size, c.n_steps, frames)
+        shape = (example, c.buffer_size, c.n_steps, frames)
+        mapped = HostRing.mapped_bytes(*shape) if c.buffer_folder else 0
+        needed = HostRing.predicted_bytes(*shape) - mapped
+        check_fits(copies * needed, free_bytes(), "memory", c.buffer_size, copies)
         if not c.buffer_folder:
-            check_fits(needed, free_bytes(), "memory", c.buffer_size)
-        return HostRing(example, c.buffer_size, c.n_steps, frames, folder=c.buffer_folder or None)
+            return HostRing(*shape)
+        try:
+            folder = Path(c.buffer_folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            check_fits(copies * mapped, shutil.disk_usage(folder).free, "the disk", c.buffer_size, copies)
+            self._frames_at = Path(tempfile.mkdtemp(prefix=f"seed-{self._seed}-", dir=folder))
+            return HostRing(*shape, folder=self._frames_at)
+        except OSError as error:
+            raise ConfigError(
+                f"buffer_folder={c.buffer_folder!r} cannot be used: {error.strerror or error}."
+            ) from error
 
     def _drawn(self) -> Batch:
         """The batches of this iteration's updates, [U, N, n, …]; none while the replay fills."""
@@ -455,6 +475,8 @@ class Host:
 
     def close(self) -> None:
         self.env.close()
+        if self._frames_at is not None:
+            shutil.rmtree(self._frames_at, ignore_errors=True)
 
 
 def _act(

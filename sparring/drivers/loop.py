@@ -49,16 +49,19 @@ class Learner(NamedTuple):
     episodes: Episodes
 
 
-def start(algo: Algorithm, key: Key, example: Transition, window: int, keeps: bool = True) -> Learner:
+def start(
+    algo: Algorithm, key: Key, example: Transition, window: int, keeps: bool = True, copies: int = 1
+) -> Learner:
     """The learner before the first iteration, one compiled block; `example` has a rollout's shapes.
 
-    Without `keeps` the replay is elsewhere. One that does not fit into memory is refused.
+    Without `keeps` the replay is elsewhere. One that does not fit into memory as often as there are copies is
+    refused.
     """
     leaves, structure = jax.tree.flatten(example)
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
     if keeps and hasattr(algo.config, "buffer_size"):
         needed = replay_bytes(algo.replay, jax.tree.unflatten(structure, shapes))
-        check_fits(needed, free_on_device(), "the device's memory", algo.config.buffer_size)
+        check_fits(needed * copies, free_on_device(), "the device's memory", algo.config.buffer_size, copies)
     return _starter()(algo, key, shapes, structure, window, keeps)
 
 

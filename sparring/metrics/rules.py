@@ -302,15 +302,16 @@ def _no_reward(window: Window) -> Reading | None:
 
 
 def _pooled_error(window: Window) -> float:
-    """Standard error of the difference of two evaluations; a part of the range of returns where no spread
-    was recorded."""
+    """Standard error of the difference of two evaluations, or what nobody would call a difference: a part of
+    the range of returns, and a twentieth of the score."""
     deviations = [window.last("eval/std_reward"), window.last("eval/stochastic_std_reward")]
     episodes = window.last("eval/episodes")
     known = [d for d in deviations if d is not None]
     returns = window.series(RETURN)
     span = 0.0 if returns is None else returns.high - returns.low
     error = math.sqrt(sum(d * d for d in known) / episodes) if known and episodes else 0.0
-    return max(error, (0.1 if error else 0.2) * span, 1e-9)
+    score = max(abs(window.last(name) or 0.0) for name in (EVAL, SAMPLED))
+    return max(error, (0.1 if error else 0.2) * span, 0.05 * score, 1e-9)
 
 
 def _greedy_gap(window: Window) -> Reading | None:

@@ -102,6 +102,16 @@ class HostRing:
         shapes = layout(example, capacity, n_step, frame_stack, spare).arrays.values()
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
 
+    @staticmethod
+    def mapped_bytes(
+        example: Transition, capacity: int, n_step: int = 1, frame_stack: int = 1, spare: float = 0.1
+    ) -> int:
+        """Those of them that lie in files where there is a folder."""
+        arrays = layout(example, capacity, n_step, frame_stack, spare).arrays.items()
+        return sum(
+            math.prod(shape) * dtype.itemsize for name, (shape, dtype) in arrays if name.startswith("frames-")
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, in memory or mapped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -68,11 +69,30 @@ class OffPolicyConfig(AgentConfig):
     """steps before them that only warm the core up"""
 
 
+RANGES = (
+    ("gamma", 0.0, 1.0),
+    ("tau", 0.0, 1.0),
+    ("learning_rate", 0.0, math.inf),
+    ("priority_alpha", 0.0, math.inf),
+    ("priority_beta", 0.0, 1.0),
+    ("priority_eta", 0.0, 1.0),
+    ("exploration_initial_eps", 0.0, 1.0),
+    ("exploration_final_eps", 0.0, 1.0),
+    ("exploration_fraction", 0.0, 1.0),
+    ("ent_coef", 0.0, math.inf),
+    ("ent_coef_init", 1e-30, math.inf),
+    ("noise_std", 0.0, math.inf),
+    ("target_policy_noise", 0.0, math.inf),
+)
+"""Settings that mean something only between these bounds; schedules are not looked into."""
+
+
 def on_host(config: Any, spec: EnvSpec) -> bool:
     """Whether a driver that steps a world outside JAX keeps the replay in the host's memory."""
     chosen = getattr(config, "buffer", "device")
     images = any(isinstance(part, Box) and part.is_image for _, part in parts(spec.observation))
-    return chosen == "host" or (chosen == "auto" and images and _uniform(config))
+    large = images or bool(getattr(config, "buffer_folder", ""))
+    return chosen == "host" or (chosen == "auto" and large and _uniform(config))
 
 
 def _uniform(c: OffPolicyConfig) -> bool:
@@ -117,10 +137,17 @@ def check(c: OffPolicyConfig) -> None:
             raise ConfigError(f"{name} must be at least 1, got {getattr(c, name)}.")
     if c.gradient_steps == 0 or c.gradient_steps < -1:
         raise ConfigError(f"gradient_steps must be at least 1, or -1, got {c.gradient_steps}.")
+    for name, low, high in RANGES:
+        value = getattr(c, name, None)
+        if isinstance(value, (int, float)) and not low <= value <= high:
+            span = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+            raise ConfigError(f"{name} must be {span}, got {value:g}.")
     if c.buffer == "host" and not _uniform(c):
         raise ConfigError("buffer='host' samples uniformly: leave prioritized and core out, or use 'device'.")
-    if c.buffer_folder and c.buffer != "host":
-        raise ConfigError("buffer_folder needs buffer='host'.")
+    if c.buffer_folder and (c.buffer == "device" or not _uniform(c)):
+        raise ConfigError(
+            "buffer_folder needs buffer='host', which samples uniformly: leave one of them out."
+        )
     if c.learning_starts < 0 or c.burn_in < 0:
         raise ConfigError("learning_starts and burn_in cannot be negative.")
 

@@ -25,13 +25,15 @@ def replay_bytes(replay: Replay, example: Transition) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in shapes)
 
 
-def check_fits(needed: int, free: int | None, what: str, buffer_size: int) -> None:
+def check_fits(needed: int, free: int | None, what: str, buffer_size: int, copies: int = 1) -> None:
     """Refuses a buffer that takes more than is free; None, not knowing, lets everything pass."""
     if free is None or needed <= free:
         return
     fits = buffer_size * free // needed
+    seeds = f" for {copies} seeds" if copies > 1 else ""
     raise ConfigError(
-        f"buffer_size={buffer_size} takes {_readable(needed)} of {what}, but {_readable(free)} are free. "
+        f"buffer_size={buffer_size}{seeds} takes {_readable(needed)} of {what}, but {_readable(free)} are "
+        "free. "
         + (f"Use a buffer_size of at most {fits}." if fits > 0 else "Not even one transition would fit.")
     )
 
@@ -69,4 +71,7 @@ def _lines(path: Path) -> list[str]:
 
 def _readable(count: int) -> str:
     """Bytes with a unit, and exactly."""
-    return f"{count / 1e9:.2f} GB ({count} bytes)"
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.2f} {unit} ({count} bytes)"
+    return f"{count} bytes"

@@ -54,3 +54,25 @@ def test_a_replay_larger_than_memory_is_refused_with_a_size_that_fits():
         driver(buffer="device", buffer_size=10**13)
     with pytest.raises(ConfigError, match=r"buffer_size=10000000000000 takes .* of memory"):
         driver(buffer="host", buffer_size=10**13)
+
+
+def test_two_drivers_in_one_folder_have_files_of_their_own(tmp_path):
+    folder = tmp_path / "new" / "frames"
+    alone, one = driver(buffer="host"), driver(buffer="host", buffer_folder=str(folder))
+    other = driver(buffer="host", buffer_folder=str(folder))
+    for turn in (alone, one, other, one, other):
+        turn.advance(30)
+    alone.advance(30)
+    assert differences(alone.train_state(), one.train_state()) == []
+    assert len(list(folder.iterdir())) == 2
+    for each in (one, other):
+        each.close()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_used_and_a_disk_that_is_too_small_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"buffer_folder=.* cannot be used"):
+        driver(buffer="host", buffer_folder=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"takes .* of (memory|the disk)"):
+        driver(buffer="host", buffer_folder=str(tmp_path), buffer_size=10**11)

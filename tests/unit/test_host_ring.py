@@ -253,3 +253,10 @@ def test_free_memory_is_the_least_that_the_system_leaves(tmp_path, monkeypatch):
     assert size.free_bytes() == 10_000
     (tmp_path / "memory.stat").write_text("active_file 7\ninactive_file 500\n")
     assert size.free_bytes() == 10_500
+
+
+def test_what_is_mapped_and_what_stays_in_memory_is_everything(tmp_path):
+    mapped = HostRing.mapped_bytes(ATARI, 40)
+    ring = HostRing(ATARI, 40, folder=tmp_path)
+    assert mapped == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert 0 < mapped < HostRing.predicted_bytes(ATARI, 40) == ring.nbytes

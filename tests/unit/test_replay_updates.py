@@ -12,6 +12,8 @@ import pytest
 from conftest import REPLAYERS, differences, made_up, quick
 from replayed import CHOICE, NUMBERS, batch, learner, start
 
+from sparring.errors import ConfigError
+from sparring.replay.size import check_fits
 from sparring.types import Algorithm, Batch, Replay
 
 BURN_IN, LENGTH, N = 2, 4, 6
@@ -134,3 +136,25 @@ def test_acting_needs_no_critic_and_no_optimiser(name):
     state = jax.eval_shape(algo.init, jax.random.key(0))
     sizes = [sum(x.size for x in jax.tree.leaves(t)) for t in (jax.eval_shape(algo.policy, state), state)]
     assert sizes[0] < sizes[1] / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("dqn", {"gamma": 1.5}),
+        ("dqn", {"exploration_final_eps": 2.0}),
+        ("sac", {"ent_coef_init": 0.0}),
+        ("sac", {"tau": -0.1}),
+        ("td3", {"noise_std": -1.0}),
+        ("crossq", {"learning_rate": -1.0}),
+    ],
+)
+def test_values_that_mean_nothing_are_refused_by_name(name, settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        learner(name, spec(name), **settings).check()
+
+
+def test_memory_is_asked_for_all_seeds_together():
+    check_fits(10, 25, "memory", 5)
+    with pytest.raises(ConfigError, match="buffer_size=5 for 3 seeds takes 30 bytes of memory, but 25 bytes"):
+        check_fits(30, 25, "memory", 5, 3)
