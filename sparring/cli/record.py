@@ -91,6 +91,8 @@ def script(options: Options, loaded: agents.Loaded, env: Any, out: Output) -> li
     count = options.episodes or (max(PICKED_FROM, options.grid) if options.pick else options.grid)
     seeds = range(options.seed, options.seed + count)
     casts: list[tuple[Performer, tuple[str, ...]]] = []
+    train = agents.training_state(loaded) if options.overlay and not options.reel else None
+    own = agents.performer(loaded.agent, env, train)
     if options.reel:
         found = agents.stages(loaded, out.say)
         if not found:
@@ -100,8 +102,7 @@ def script(options: Options, loaded: agents.Loaded, env: Any, out: Output) -> li
             )
         casts += [(stage.performer, (f"{stage.step:,} steps",)) for stage in found]
     else:
-        train = agents.training_state(loaded) if options.overlay else None
-        casts.append((agents.performer(loaded.agent, env, train), ()))
+        casts.append((own, ()))
     parts = []
     for performer, title in casts:
         takes, words = tuple(Take(seed) for seed in seeds), title
