@@ -18,6 +18,7 @@ from sparring.envs.worker_process import follow_parent
 from sparring.envs.workers import quiet_start
 from sparring.errors import SparringError
 from sparring.evaluation.evaluator import Evaluation
+from sparring.runs import durable
 
 PATIENCE = 3
 """Deaths over one snapshot after which it is given up."""
@@ -230,7 +231,10 @@ class BackgroundEvaluator:
 
 
 def discard(request: Request) -> None:
-    """Deletes the snapshots of a request."""
+    """Deletes the snapshots of a request, and what a killed process left of its film."""
+    if request.film is not None:
+        for draft in request.film.parent.glob(f"{durable.TEMPORARY}{request.film.name}-*"):
+            durable.discard(draft)
     if not request.keep:
         for place in request.places:
             shutil.rmtree(place, ignore_errors=True)
