@@ -25,9 +25,13 @@ def act(
     algo: Algorithm, weights: Any, state: ActorState, behaviour: Behaviour, key: Key
 ) -> tuple[Action, Any, Any]:
     """One decision per row: action, extras, carry."""
+    return algo.act(weights, state.carry, view(state), behaviour, key)
+
+
+def view(state: ActorState) -> View:
+    """What the policy is shown; where episodes start matters only to one that remembers."""
     remembers = bool(jax.tree.leaves(state.carry))
-    view = View(state.obs, state.legal, state.first if remembers else None)
-    return algo.act(weights, state.carry, view, behaviour, key)
+    return View(state.obs, state.legal, state.first if remembers else None)
 
 
 def observe(state: ActorState, carry: Any, timestep: TimeStep) -> ActorState:

@@ -1,4 +1,4 @@
-"""Evaluation beside training: a process of its own plays the snapshots that it is handed."""
+"""Evaluation and films beside training: a process of its own plays the snapshots that it is handed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from typing import Any, NamedTuple
 
 from sparring.envs.worker_process import follow_parent
 from sparring.envs.workers import quiet_start
+from sparring.errors import SparringError
 from sparring.evaluation.evaluator import Evaluation
+from sparring.runs import durable
 
 PATIENCE = 3
 """Deaths over one snapshot after which it is given up."""
 CLOSE_SECONDS = 2.0
+FILM_STEPS = 3000
+"""Steps of an episode that are filmed while a run trains, at most."""
 NICENESS = 10
 """Where no core is free, training goes first."""
 
@@ -46,6 +50,10 @@ class Request(NamedTuple):
     seeds: tuple[int, ...]
     keep: bool = False
     """the places are not snapshots but agents that stay"""
+    film: Path | None = None
+    """where a film of the first agent goes; such a request is not evaluated"""
+    grid: int = 1
+    """episodes side by side in the film"""
 
 
 class Answer(NamedTuple):
@@ -59,7 +67,8 @@ class Answer(NamedTuple):
 class BackgroundEvaluator:
     """Hands snapshots to the evaluating process, one at a time; while it is busy only the newest one waits.
 
-    A process that dies is replaced and gets its snapshot again.
+    A process that dies is replaced and gets its snapshot again. Of films, too, only the newest waits;
+    where both wait they take turns. After a film that failed there are no more.
     """
 
     def __init__(self, stage: Stage, say: Callable[[str], None] = print) -> None:
@@ -69,6 +78,10 @@ class BackgroundEvaluator:
         self._say = say
         self._playing: Request | None = None
         self._waiting: Request | None = None
+        self._to_film: Request | None = None
+        self._filming = False
+        self.films = True
+        """whether drawing has worked so far"""
         self._deaths = 0
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -76,7 +89,7 @@ class BackgroundEvaluator:
     @property
     def busy(self) -> bool:
         """Whether an answer is still to come."""
-        return self._playing is not None or self._waiting is not None
+        return any(request is not None for request in (self._playing, self._waiting, self._to_film))
 
     @property
     def pid(self) -> int | None:
@@ -84,7 +97,13 @@ class BackgroundEvaluator:
         return None if self._process is None else self._process.pid
 
     def submit(self, request: Request) -> None:
-        """Takes a snapshot; one that still waits is dropped for it."""
+        """Takes a snapshot; one of its kind that still waits is dropped for it."""
+        if request.film is not None:
+            if self._to_film is not None:
+                discard(self._to_film)
+            self._to_film = request
+            self._feed()
+            return
         if self._waiting is not None:
             self.dropped += 1
             discard(self._waiting)
@@ -104,6 +123,11 @@ class BackgroundEvaluator:
             return []
         request, self._playing, self._deaths = self._playing, None, 0
         self._feed()
+        if request.film is not None:
+            discard(request)
+            if kind == "failed":
+                self._no_more_films(f"The film at step {request.step:,} failed: {rest[0]}")
+            return []
         if kind == "failed":
             self._say(f"An evaluation at step {request.step:,} failed: {rest[0]}")
             discard(request)
@@ -127,15 +151,19 @@ class BackgroundEvaluator:
             self._process.join(CLOSE_SECONDS)
             self._process.kill()
             self._process.join()
-        for request in (self._playing, self._waiting):
+        for request in (self._playing, self._waiting, self._to_film):
             if request is not None:
                 discard(request)
-        self._playing = self._waiting = self._pipe = self._process = None
+        self._playing = self._waiting = self._to_film = self._pipe = self._process = None
 
     def _feed(self) -> None:
-        if self._playing is not None or self._waiting is None:
+        if self._playing is not None or not self.busy:
             return
-        self._playing, self._waiting = self._waiting, None
+        self._filming = self._to_film is not None and (self._waiting is None or not self._filming)
+        if self._filming:
+            self._playing, self._to_film = self._to_film, None
+        else:
+            self._playing, self._waiting = self._waiting, None
         if self._process is None:
             self._start()
         assert self._pipe is not None
@@ -168,24 +196,45 @@ class BackgroundEvaluator:
         self._deaths += 1
         request, self._playing = self._playing, None
         if self._deaths >= PATIENCE and request is not None:
-            self._say(
-                f"The evaluation at step {request.step:,} was given up: its process died {PATIENCE} times."
-            )
+            given_up = f"at step {request.step:,} was given up: its process died {PATIENCE} times."
             discard(request)
             self._deaths = 0
+            if request.film is None:
+                self._say(f"The evaluation {given_up}")
+            else:
+                self._no_more_films(f"The film {given_up}")
         else:
             self._say(
                 f"The evaluating process died (exit code {code}) and was started again; training goes on."
             )
-            self._waiting = self._waiting or request
-            if request is not None and self._waiting is not request:
-                self.dropped += 1
-                discard(request)
+            if request is not None:
+                self._again(request)
         self._feed()
+
+    def _again(self, request: Request) -> None:
+        """Puts back what a process died over, unless a newer one waits already."""
+        newer = self._waiting if request.film is None else self._to_film
+        if newer is not None:
+            self.dropped += request.film is None
+            discard(request)
+        elif request.film is None:
+            self._waiting = request
+        else:
+            self._to_film = request
+
+    def _no_more_films(self, reason: str) -> None:
+        self.films = False
+        if self._to_film is not None:
+            discard(self._to_film)
+            self._to_film = None
+        self._say(f"{reason} Training goes on without films.")
 
 
 def discard(request: Request) -> None:
-    """Deletes the snapshots of a request."""
+    """Deletes the snapshots of a request, and what a killed process left of its film."""
+    if request.film is not None:
+        for draft in request.film.parent.glob(f"{durable.TEMPORARY}{request.film.name}-*"):
+            durable.discard(draft)
     if not request.keep:
         for place in request.places:
             shutil.rmtree(place, ignore_errors=True)
@@ -197,15 +246,23 @@ def serve(pipe: Connection, stage: Stage) -> None:
     threading.Thread(target=follow_parent, daemon=True).start()
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
+    from sparring.drivers.platform import prepare
+
+    prepare("cpu")  # the accelerator belongs to training
     env: Any = None
     try:
         while (request := pipe.recv()) is not None:
             try:
+                if request.film is not None:
+                    shoot(stage, request)
+                    pipe.send(("filmed",))
+                    continue
                 if env is None:
                     env = _environment(stage)
                 pipe.send(("done", *play(env, stage, request)))
             except Exception as error:  # noqa: BLE001  (whatever an environment raises is told to the trainer)
-                traceback.print_exc()
+                if not isinstance(error, SparringError):  # ours say what is wrong
+                    traceback.print_exc()
                 pipe.send(("failed", f"{type(error).__name__}: {error}"))
     except (EOFError, OSError):
         return  # the trainer is gone
@@ -225,11 +282,31 @@ def play(env: Any, stage: Stage, request: Request) -> tuple[tuple[Evaluation, ..
     return greedy, sampled
 
 
+def shoot(stage: Stage, request: Request) -> None:
+    """A film of the first agent of a request: greedy episodes of different seeds, with what it thinks."""
+    from sparring.evaluation import frames
+    from sparring.evaluation.episode import Performer
+    from sparring.evaluation.film import Look, Part, Take, film
+    from sparring.evaluation.video import write_video
+    from sparring.model import Agent
+
+    assert request.film is not None
+    agent, train = Agent.load_full(request.places[0], trusted=stage.trusted)
+    takes = tuple(Take(request.seeds[0] + number) for number in range(request.grid))
+    part = Part(Performer(agent.algo, agent.weights, train), takes, (f"{request.step:,} steps",))
+    look = Look(request.grid, overlay=True, most=FILM_STEPS)
+    with contextlib.ExitStack() as stack:
+        envs = []
+        for _ in takes:
+            envs.append(frames.drawable(stage.env, stage.kwargs, stage.time_limit))
+            stack.callback(envs[-1].close)
+        rate = frames.fps(envs[0])
+        write_video(request.film, film([part], envs, look, rate, lambda played: None), rate)
+
+
 def _environment(stage: Stage) -> Any:
-    from sparring.drivers.platform import prepare
     from sparring.envs import registry
 
-    prepare("cpu")  # the accelerator belongs to training
     return registry.make(
         stage.env, n_envs=stage.rows, kwargs=stage.kwargs, time_limit=stage.time_limit, backend="inline"
     )

@@ -221,8 +221,9 @@ def _in_background(plan: Plan) -> bool:
     return chosen == "background" or (chosen == "auto" and not registry.is_jax(plan.env))
 
 
-def _evaluator(plan: Plan, settings: Settings, say: Callable[[str], None]) -> BackgroundEvaluator | None:
-    if not _in_background(plan):
+def _player(plan: Plan, settings: Settings, say: Callable[[str], None]) -> BackgroundEvaluator | None:
+    """The process beside training that evaluates, films or does both, where one is needed."""
+    if not _in_background(plan) and settings.video_freq <= 0:
         return None
     episodes = settings.n_eval_episodes
     rows = min(episodes, ROWS)
@@ -231,6 +232,8 @@ def _evaluator(plan: Plan, settings: Settings, say: Callable[[str], None]) -> Ba
 
 
 def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
+    if plan.settings.video_freq < 0 or plan.settings.video_grid < 1:
+        raise ConfigError("video_freq must be 0 (no films) or above, video_grid at least 1.")
     parts = assemble(
         algorithm_class(plan.algorithm),
         plan.env,
@@ -287,10 +290,10 @@ def _run(
     health = _health(run, plan, parts.spec.reward_threshold, say)
     sinks = [SqliteSink(run.metrics), *extra, health]
 
-    def keep(folder: Path, index: int) -> None:
-        save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm)
+    def keep(folder: Path, index: int, full: bool) -> None:
+        save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm, full)
 
-    evaluator = _evaluator(plan, parts.settings, say)
+    player = _player(plan, parts.settings, say)
     session = Session(
         driver,
         parts.settings,
@@ -300,7 +303,8 @@ def _run(
         save_agent=keep,
         metadata={"env": plan.env},
         say=say,
-        evaluator=evaluator,
+        evaluator=player if _in_background(plan) else None,
+        filmer=player if parts.settings.video_freq > 0 else None,
     )
     try:
         try:
@@ -313,6 +317,6 @@ def _run(
         session.displays.extend(display(parts.settings, session.steps) if display is not None else [])
         return Outcome(run, session.run())
     finally:
-        if evaluator is not None:
-            evaluator.close()
+        if player is not None:
+            player.close()
         _close(parts)

@@ -154,10 +154,17 @@ class Agent:
     @classmethod
     def load(cls, path: Path | str, trusted: bool = False) -> Agent:
         """The agent in an artefact; code named by it is run only when `trusted`."""
+        return cls.load_full(path, trusted)[0]
+
+    @classmethod
+    def load_full(cls, path: Path | str, trusted: bool = False) -> tuple[Agent, Any]:
+        """The agent and its training state, which is None where it was saved without one."""
         saved = artefact.load(path)
         algo = rebuild(saved, trusted)
-        template = jax.eval_shape(lambda key: algo.policy(algo.init(key)), jax.random.key(0))
-        return cls(algo, saved.weights(template), saved.algorithm)
+        key = jax.random.key(0)
+        template = jax.eval_shape(lambda key: algo.policy(algo.init(key)), key)
+        train = None if saved.train is None else saved.train_state(jax.eval_shape(algo.init, key))
+        return cls(algo, saved.weights(template), saved.algorithm), train
 
     @property
     def spec(self) -> EnvSpec:

@@ -51,6 +51,10 @@ class Settings:
     """episodes of one evaluation; 0 takes 100 in a JAX environment and 10 elsewhere"""
     evaluation: Literal["auto", "inline", "background"] = "auto"
     """evaluate between iterations, or in a process of its own beside them; auto: JAX environments inline"""
+    video_freq: int = 0
+    """steps between films of the agent, made beside training; 0 films nothing"""
+    video_grid: int = 4
+    """episodes side by side in such a film"""
     checkpoint_freq: int = 0
     """steps between checkpoints; 0 saves ten times, -1 only at the end"""
     keep_checkpoints: int = 3
@@ -119,8 +123,9 @@ class Stop(Exception):
 class Session:
     """Trains until the goal, a solved task, a signal or a callback ends it.
 
-    Evaluation environments are separate from training ones; `save_agent(folder, index)` writes the artefact.
-    Evaluations happen in `eval_env`, or in the `evaluator`'s process.
+    Evaluation environments are separate from training ones; `save_agent(folder, index, full)` writes the
+    artefact, a full one with what values are computed from. Evaluations happen in `eval_env`, or in the
+    `evaluator`'s process; films in the `filmer`'s, which may be the same.
     """
 
     driver: Driver
@@ -131,12 +136,13 @@ class Session:
     """what keeps numbers"""
     displays: list[Sink] = field(default_factory=list)
     """what shows them"""
-    save_agent: Callable[[Path, int], None] | None = None
+    save_agent: Callable[[Path, int, bool], None] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     on_iterations: Callable[[Session], None] | None = None
     say: Callable[[str], None] = print
     progress: Progress = field(default_factory=Progress)
     evaluator: BackgroundEvaluator | None = None
+    filmer: BackgroundEvaluator | None = None
     most_iterations: int = 1_000_000
     """iterations between returns of control to `on_iterations`"""
 
@@ -148,6 +154,7 @@ class Session:
         self._stopping = ""
         self._saved = -1
         self._evaluated = -1
+        self._filmed = self.steps
         self._chunk = 1
 
     # -- where the run is --------------------------------------------------------------------------------
@@ -184,6 +191,8 @@ class Session:
                     solved = self._answered()
                     if self.steps >= p.next_eval:
                         solved |= self._evaluate()
+                    if self.steps >= self._next_film():
+                        self._film()
                     if solved:
                         outcome = "solved"
                         break
@@ -203,9 +212,10 @@ class Session:
 
     def _finish(self, outcome: Literal["finished", "solved", "interrupted", "stopped"]) -> Result:
         if self.save_agent is not None and self.directory is not None:
-            self.save_agent(self.directory.last, 0)
+            self.save_agent(self.directory.last, 0, False)
         if outcome != "interrupted":
             self._conclude(again=outcome != "solved")
+            self._last_film()
         self.save()
         self._close_sinks()
         state = {"finished": "finished", "solved": "finished", "stopped": "stopped"}.get(
@@ -223,7 +233,8 @@ class Session:
     def _advance(self) -> None:
         """Some iterations: up to the next event, and no longer than the host may wait."""
         per = self.driver.steps_per_iteration
-        event = min(self.progress.next_eval, self.progress.next_checkpoint, self.total_iterations * per)
+        p = self.progress
+        event = min(p.next_eval, p.next_checkpoint, self._next_film(), self.total_iterations * per)
         ahead = max(math.ceil((event - self.steps) / per), 1)
         count = min(ahead, self._chunk, self.total_iterations - self.driver.iteration, self.most_iterations)
         first, compiled = self.driver.iteration, self.driver.compile_seconds
@@ -304,7 +315,7 @@ class Session:
         seeds = self.driver.seeds
         places = tuple(self.directory.snapshots / f"{self.steps}-{i}" for i in range(len(seeds)))
         for index, place in enumerate(places):
-            self.save_agent(place, index)
+            self.save_agent(place, index, False)
         return Request(self.steps, self.progress.seconds, places, seeds)
 
     def _played_here(self, seeds: tuple[int, ...]) -> Answer:
@@ -322,6 +333,8 @@ class Session:
 
     def _answered(self) -> bool:
         """Takes what the evaluating process has found; True when the task is solved."""
+        if self.filmer is not None and self.filmer is not self.evaluator:
+            self.filmer.poll()
         answers = [] if self.evaluator is None else self.evaluator.poll()
         solved = [self._judge(answer) for answer in answers]
         return any(solved)
@@ -358,7 +371,7 @@ class Session:
         if request.places:
             artefact.copy(request.places[0], self.directory.best)
         else:
-            self.save_agent(self.directory.best, 0)
+            self.save_agent(self.directory.best, 0, False)
         self._write_evaluation({"best": {"step": request.step, "selected": score.as_json()}})
 
     def _conclude(self, again: bool) -> None:
@@ -410,6 +423,34 @@ class Session:
         assert self.directory is not None
         replace_file(self.directory.evaluation, [json.dumps(found, indent=1).encode() + b"\n"])
 
+    # -- films -------------------------------------------------------------------------------------------
+
+    def _next_film(self) -> int:
+        """Steps at which the next film is due: the multiples of `video_freq`."""
+        freq = self.settings.video_freq
+        return (self._filmed // freq + 1) * freq if freq > 0 and self.filmer is not None else 1 << 62
+
+    def _film(self) -> None:
+        """Has the agent of the first seed filmed as it is now; training does not wait for it."""
+        self._filmed = self.steps
+        if self.filmer is None or self.directory is None or self.save_agent is None or not self.filmer.films:
+            return
+        place = self.directory.snapshots / f"{self.steps}-film"
+        self.save_agent(place, 0, True)
+        film, seeds = self.directory.videos / f"step-{self.steps}.mp4", self.driver.seeds[:1]
+        grid = self.settings.video_grid
+        self.filmer.submit(Request(self.steps, self.progress.seconds, (place,), seeds, film=film, grid=grid))
+
+    def _last_film(self) -> None:
+        """Films the end and waits for it."""
+        if self.filmer is None:
+            return
+        if self._filmed != self.steps:
+            self._film()
+        if self.filmer.busy:
+            self.say("Waiting for the last film …")
+            self.filmer.drain()
+
     # -- what is kept ------------------------------------------------------------------------------------
 
     def save(self) -> None:
@@ -446,7 +487,7 @@ class Session:
             world = {k.removeprefix(prefix): v for k, v in (found.host or {}).items() if k.startswith(prefix)}
             self.driver.restore_world(world, index)
         self.progress = Progress.from_json(found.manifest.metadata["progress"])
-        self.steps_at_start = self.steps
+        self.steps_at_start = self._filmed = self.steps
         self.seconds_at_start = self.progress.seconds
         for difference in checkpoint.exactness(found.manifest):
             self.say(f"Resuming, but not bit for bit: {difference}")

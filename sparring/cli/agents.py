@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparring.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from sparring.evaluation.episode import Performer
     from sparring.launch import Plan
     from sparring.model import Agent
     from sparring.runs.directory import RunDirectory
@@ -63,6 +64,13 @@ def _refuse_enclosed_code(place: Path, folder: Path, trust_code: bool) -> None:
             )
 
 
+def drawable(plan: Plan) -> Any:
+    """One row of a run's environment that can be asked for pictures."""
+    from sparring.evaluation import frames
+
+    return frames.drawable(plan.env, plan.env_kwargs, plan.settings.time_limit)
+
+
 def environment(plan: Plan, rows: int, **kwargs: Any) -> Any:
     """The environment that a run was trained on; a host one has `rows` rows."""
     from sparring.envs import registry
@@ -91,25 +99,99 @@ class Moment(NamedTuple):
 
 
 def perform(agent: Agent, env: Any, episodes: int, seed: int, deterministic: bool) -> Iterator[Moment]:
-    """Episodes of an agent in row 0 of a host environment, step by step; the first moment is the reset."""
-    import jax
+    """Episodes of consecutive seeds in row 0 of a host environment; the first moment of each is the reset."""
+    from sparring.evaluation.episode import Episode
 
-    from sparring.evaluation.evaluator import SEED_OFFSET, Player
+    for number in range(episodes):
+        episode = Episode(performer(agent, env), env, seed + number, deterministic)
+        yield Moment(number, 0, episode.timestep.obs, None, 0.0, 0.0, False)
+        while not episode.over:
+            obs = episode.timestep.obs
+            action = episode.decide()
+            episode.advance()
+            yield Moment(number, episode.step, obs, action, episode.reward, episode.total, episode.over)
+
+
+def performer(agent: Agent, env: Any, train: Any = None) -> Performer:
+    """An agent that may act in this environment."""
+    from sparring.evaluation.episode import Performer
     from sparring.model import check_spaces
-    from sparring.ops import keys
 
     check_spaces(agent.spec, dataclasses.replace(env.spec, rows=1))
-    key = keys.once(jax.random.key(seed), keys.EVALUATION)
-    player = Player(agent.algo, agent.weights, 1, deterministic, key)
-    timestep = env.reset(seed + SEED_OFFSET)
-    for episode in range(episodes):
-        step, total, over = 0, 0.0, False
-        yield Moment(episode, 0, timestep.obs, None, 0.0, 0.0, False)
-        while not over:
-            obs = timestep.obs
-            action = player.act(timestep)
-            timestep = env.step(action)
-            step, reward = step + 1, float(timestep.reward[0])
-            total += reward
-            over = bool(timestep.terminated[0] | timestep.truncated[0])
-            yield Moment(episode, step, obs, action[0], reward, total, over)
+    return Performer(agent.algo, agent.weights, train)
+
+
+class Stage(NamedTuple):
+    """An agent as it was after some steps of training."""
+
+    step: int
+    performer: Performer
+
+
+def from_checkpoint(algo: Any, path: Path) -> Stage:
+    """The first seed's agent as a checkpoint holds it, with all that training knew."""
+    import jax
+
+    from sparring.evaluation.episode import Performer
+    from sparring.runs import checkpoint, tree
+
+    template = jax.eval_shape(algo.init, jax.random.key(0))
+    train = tree.unflatten(template, checkpoint.read_part(path, "0/learner/train/"))
+    return Stage(checkpoint.read_manifest(path).step, Performer(algo, jax.jit(algo.policy)(train), train))
+
+
+def stages(loaded: Loaded, say: Callable[[str], None]) -> list[Stage]:
+    """What a run still has of its agents, by steps: its checkpoints, and the best agent if it is another."""
+    import json
+
+    from sparring.evaluation.episode import Performer
+    from sparring.model import Agent
+    from sparring.runs import checkpoint
+
+    run, algo = loaded.run, _scheduled(loaded)
+    found: dict[int, Stage] = {}
+    for path in reversed(checkpoint.listing(run.checkpoints)):
+        try:
+            stage = from_checkpoint(algo, path)
+        except CheckpointError as error:
+            say(f"Left out: {error}")
+            continue
+        found[stage.step] = stage
+    if run.best.exists() and run.evaluation.exists():
+        step = int(json.loads(run.evaluation.read_text())["best"]["step"])
+        best = Agent.load(run.best, trusted=True)
+        found.setdefault(step, Stage(step, Performer(best.algo, best.weights)))
+    return [found[step] for step in sorted(found)]
+
+
+def training_state(loaded: Loaded) -> Any:
+    """What training knew when it left this agent, if a checkpoint of that moment is there; else None."""
+    import jax
+    import numpy as np
+
+    from sparring.runs import checkpoint
+
+    algo = _scheduled(loaded)
+    for path in checkpoint.listing(loaded.run.checkpoints):
+        try:
+            stage = from_checkpoint(algo, path)
+        except CheckpointError:  # `--reel` and `resume` tell of it; here only V(s) is missing
+            continue
+        pairs = zip(
+            jax.tree.leaves(stage.performer.weights), jax.tree.leaves(loaded.agent.weights), strict=True
+        )
+        if all(np.array_equal(a, b) for a, b in pairs):
+            return stage.performer.train
+    return None
+
+
+def _scheduled(loaded: Loaded) -> Any:
+    """The agent's algorithm with its schedules over the run's length."""
+    import jax.numpy as jnp
+
+    algo = loaded.agent.algo
+    if not hasattr(algo, "horizon"):
+        return algo
+    per = algo.plan.rollout * algo.spec.rows
+    total = max(-(-loaded.plan.settings.total_timesteps // per), 1)
+    return dataclasses.replace(algo, horizon=jnp.float32(total))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from sparring.cli import graphics
 from sparring.cli.output import Output, paragraph
 from sparring.cli.parser import Options, Parser
+from sparring.evaluation import graphics
 
 EXTRAS = {
     "classic": ("pygame",),

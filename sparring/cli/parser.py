@@ -44,11 +44,10 @@ class Parser(argparse.ArgumentParser):
             "--trust-code", action="store_true", help="run Python files that lie inside the run's own folder"
         )
 
-    def acting_arguments(self, episodes: int, seed: int = 0) -> None:
-        """How a trained agent is shown."""
-        self.add_argument(
-            "--episodes", type=positive, default=episodes, metavar="N", help=f"episodes (default {episodes})"
-        )
+    def acting_arguments(self, episodes: int | None, seed: int = 0) -> None:
+        """How a trained agent is shown; without a number of episodes as many as the other options ask for."""
+        known = f"episodes (default {episodes or 'as many as are shown'})"
+        self.add_argument("--episodes", type=positive, default=episodes, metavar="N", help=known)
         self.add_argument("--seed", type=whole, default=seed, metavar="S", help=f"seed (default {seed})")
         self.add_argument(
             "--stochastic", action="store_true", help="sample actions instead of taking the best"

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparring.cli import agents, graphics, terminal
+from sparring.cli import agents, terminal
 from sparring.cli.output import Output, number
 from sparring.cli.parser import Options, Parser
-from sparring.cli.record import drawable, fps
 from sparring.errors import SparringError
+from sparring.evaluation import graphics
+from sparring.evaluation.frames import fps
 
 if TYPE_CHECKING:
     from sparring.cli.agents import Loaded, Moment
@@ -37,7 +38,7 @@ def run(options: Options, out: Output) -> int:
     loaded = agents.load(options.run, best=options.best, trust_code=options.trust_code, say=out.say)
     env = None if options.terminal or not graphics.has_display() else window(loaded)
     in_window = env is not None
-    env = env or drawable(loaded.plan)
+    env = env or agents.drawable(loaded.plan)
     live = not in_window and out.stream.isatty()
     view = View(env, options.fps or fps(env), out) if live else None
     returns = []

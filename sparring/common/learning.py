@@ -61,7 +61,7 @@ def learn(
             None,
             run,
             [Shifted(sink, model.num_timesteps - steps) for sink in sinks],
-            save_agent=lambda folder, index: _keep(model, folder),
+            save_agent=lambda folder, index, full: _keep(model, folder),
             metadata={"env": _env_name(model)},
             on_iterations=calls.on_iterations,
             say=model.say,

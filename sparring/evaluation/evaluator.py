@@ -118,6 +118,7 @@ class Player:
         self._t = 0
         self._carry: Any = None
         self.state: ActorState | None = None
+        """what the last decision was made from"""
 
     def act(self, timestep: TimeStep) -> np.ndarray:
         """Actions for what the environment last said."""

@@ -173,6 +173,26 @@ def _features(spec: EnvSpec, config: ActorConfig) -> int:
     return int(shapes.outputs)
 
 
+class Sight(NamedTuple):
+    """What the actor makes of a view before it decides."""
+
+    frames: Obs | None
+    latent: Array
+    chosen: Distribution
+    core: Any
+
+
+def see(weights: Weights, carry: Carry, view: View) -> Sight:
+    """The distribution of the next action, and what it was made from."""
+    actor = weights.actor
+    frames = None if carry.frames is None else sight.stack(carry.frames, view.obs, view.first)
+    obs = view.obs if frames is None else frames
+    shown = sight.normalised(weights.clip, weights.moments, actor.trunk.space, obs)
+    features, core = actor.trunk.step(carry.core, shown, view.first)
+    latent = actor.latent(features)
+    return Sight(frames, latent, actor.head(latent, view.legal), core)
+
+
 def act(
     config: ActorConfig,
     weights: Weights,
@@ -183,14 +203,8 @@ def act(
     rollout: int,
 ) -> tuple[Array, Choice, Carry]:
     """One decision per row: the environment's action, what to store, and the next carry."""
-    actor = weights.actor
-    translate = actor.head.codec
-    frames = None if carry.frames is None else sight.stack(carry.frames, view.obs, view.first)
-    obs = view.obs if frames is None else frames
-    shown = sight.normalised(weights.clip, weights.moments, actor.trunk.space, obs)
-    features, core = actor.trunk.step(carry.core, shown, view.first)
-    latent = actor.latent(features)
-    chosen = actor.head(latent, view.legal)
+    translate = weights.actor.head.codec
+    frames, latent, chosen, core = see(weights, carry, view)
     if behaviour.temperature is not None:
         chosen = chosen.tempered(behaviour.temperature)
     noise, age = carry.noise, carry.age
@@ -199,7 +213,7 @@ def act(
         assert age is not None
         period = config.sde_sample_freq if config.sde_sample_freq > 0 else rollout
         noise = jax.lax.cond(
-            age % period == 0, lambda: actor.head.noise_matrix(key, noise.shape[0]), lambda: noise
+            age % period == 0, lambda: weights.actor.head.noise_matrix(key, noise.shape[0]), lambda: noise
         )
         age = age + 1
         scale = 1.0 if behaviour.temperature is None else behaviour.temperature[:, None]

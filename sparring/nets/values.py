@@ -112,16 +112,30 @@ def start_carry(spec: EnvSpec, config: AgentConfig, rows: int) -> Carry:
     return Carry(sight.start_frames(spec, config, rows), None, None, sight.start_core(spec, config, rows))
 
 
-def act(
-    weights: QWeights, carry: Carry, view: View, behaviour: Behaviour, key: Key, keep_core: bool = False
-) -> tuple[Array, Stored, Carry]:
-    """ε-greedy choices; a temperature in the behaviour draws from softmax(Q / temperature) instead."""
+class Sight(NamedTuple):
+    """What values say of a view before a choice is made."""
+
+    frames: Obs | None
+    table: Float[Array, "B D W"]
+    core: Any
+
+
+def see(weights: QWeights, carry: Carry, view: View) -> Sight:
+    """Q of every option that is legal, and what it was made from."""
     nets = weights.nets
     frames = None if carry.frames is None else sight.stack(carry.frames, view.obs, view.first)
     obs = view.obs if frames is None else frames
     shown = sight.normalised(weights.clip, weights.moments, nets.trunk.space, obs)
     features, core = nets.trunk.step(carry.core, shown, view.first)
-    table = masked(nets, nets(features), view.legal)
+    return Sight(frames, masked(nets, nets(features), view.legal), core)
+
+
+def act(
+    weights: QWeights, carry: Carry, view: View, behaviour: Behaviour, key: Key, keep_core: bool = False
+) -> tuple[Array, Stored, Carry]:
+    """ε-greedy choices; a temperature in the behaviour draws from softmax(Q / temperature) instead."""
+    nets = weights.nets
+    frames, table, core = see(weights, carry, view)
     best = jnp.argmax(table, axis=-1).astype(jnp.int32)
     coin_key, option_key = several(key, 2)
     epsilon = weights.epsilon if behaviour.epsilon is None else behaviour.epsilon

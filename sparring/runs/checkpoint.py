@@ -197,6 +197,13 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest, arrays, host)
 
 
+def read_part(path: Path, below: str) -> Arrays:
+    """The arrays of a checkpoint whose paths begin so, named by the rest; its files are checked first."""
+    verify(path)
+    arrays = tensors.read(path / STATE, below)
+    return {name.removeprefix(below): array for name, array in arrays.items()}
+
+
 def verify(path: Path) -> Manifest:
     """The manifest of a checkpoint whose files are all present and bit for bit as written."""
     manifest = read_manifest(path)

@@ -56,13 +56,14 @@ def encode(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
             yield ready[name].reshape(-1).view(np.uint8).data
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file."""
+def read(path: Path, below: str = "") -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file, or those whose names begin so."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np") as file:
-            return {name: np.asarray(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(below)]  # noqa: SIM118
+            return {name: np.asarray(file.get_tensor(name)) for name in names}
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path.name} is not a readable safetensors file: {error}") from error
 

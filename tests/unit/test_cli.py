@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from cli_help import Said, Shell, quick
 
-from sparring.cli import graphics, output, parser, play, terminal
 from sparring.cli import main as entry
+from sparring.cli import output, parser, play, terminal
 from sparring.cli.config import field_help
 from sparring.cli.main import VERBS, main
 from sparring.errors import MissingExtra
+from sparring.evaluation import graphics
 
 ROOT = Path(__file__).parents[2]
 ALGORITHM = f"{ROOT / 'examples' / 'my_algorithm.py'}:Mine"

@@ -54,13 +54,13 @@ def is_mujoco(env: str) -> bool:
 def prepare(env: str) -> None:
     """Makes drawing work without a display: SDL without a window, and a backend for MuJoCo.
 
-    MuJoCo reads its variable when it is imported; one that the user set is kept.
+    Gymnasium reads MuJoCo's variable when it first draws; one that the user set is kept.
     """
     if has_display():
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-    if os.environ.get("MUJOCO_GL") or "mujoco" in sys.modules or not is_mujoco(env):
+    if os.environ.get("MUJOCO_GL") or not is_mujoco(env):
         return
     found = headless_backend()
     if found is None:
