@@ -172,6 +172,7 @@ def test_best_and_final_evaluation_of_both_kinds(tmp_path: Path) -> None:
 
 def add_alerts(run: RunDirectory, *rows: tuple[Any, ...]) -> None:
     with sqlite3.connect(run.metrics) as connection:
+        connection.execute("DROP TABLE IF EXISTS alerts")
         connection.execute("CREATE TABLE alerts (rule, level, onset, last, seed, evidence)")
         connection.executemany("INSERT INTO alerts VALUES (?, ?, ?, ?, ?, ?)", rows)
     connection.close()
@@ -179,6 +180,10 @@ def add_alerts(run: RunDirectory, *rows: tuple[Any, ...]) -> None:
 
 def test_alerts_are_read_where_there_is_a_table(tmp_path: Path) -> None:
     run = made_run(tmp_path / "a")
+    assert gather.gather([run]).runs[0].alerts == ()
+    with sqlite3.connect(run.metrics) as connection:  # a file from before there were any
+        connection.execute("DROP TABLE alerts")
+    connection.close()
     assert gather.gather([run]).runs[0].alerts is None
     add_alerts(run, ("R05", "error", 500, 900, 1, "entropy 0.03"), ("R02", "odd", 200, None, None, None))
     alerts = gather.gather([run]).runs[0].alerts
