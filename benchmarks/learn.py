@@ -47,6 +47,8 @@ def one(name: str, seed: int, out: Path, scratch: Path) -> None:
     elif directory.find(folder).read_status().state != "finished":
         launch.resume(directory.find(folder))
     run = directory.find(folder)
+    if run.read_status().state != "finished":
+        sys.exit(f"{name} seed {seed} was interrupted; the same command continues it.")
     agent = Agent.load(folder / "last")
     env = registry.make(row["env"], n_envs=10, kwargs=plan.env_kwargs, backend="inline")
     scores = {
