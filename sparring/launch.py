@@ -232,6 +232,7 @@ def _player(plan: Plan, settings: Settings, say: Callable[[str], None]) -> Backg
 
 
 def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
+    parse_policy(plan.settings.on_alert)
     if plan.settings.video_freq < 0 or plan.settings.video_grid < 1:
         raise ConfigError("video_freq must be 0 (no films) or above, video_grid at least 1.")
     parts = assemble(
