@@ -170,10 +170,7 @@ class TD3:
         self, weights: TD3Weights, carry: Carry, view: View, behaviour: Behaviour, key: Key
     ) -> tuple[Action, Stored, Carry]:
         c, space = self.config, critics.bounded(self.spec, "TD3")
-        frames = None if carry.frames is None else sight.stack(carry.frames, view.obs, view.first)
-        obs = view.obs if frames is None else frames
-        shown = sight.normalised(weights.clip, weights.moments, weights.trunk.space, obs)
-        features, core = weights.trunk.step(carry.core, shown, view.first)
+        frames, features, core = sight.look(weights.trunk, weights.clip, weights.moments, carry, view)
         mean = jnp.tanh(weights.output(weights.body(features)))
         noise_key, random_key = several(key, 2)
         drift, unit = carry.noise, mean

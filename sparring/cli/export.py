@@ -86,10 +86,14 @@ def _policy(options: Options, path: Path, out: Output) -> int:
     write = policy.write_stablehlo if options.to == "stablehlo" else policy.write_safetensors
     parity, about = write(path, loaded.agent, decisions)
     out.say(f"{path}: {path.stat().st_size:,} bytes; how to call it: {policy.beside(path)}")
-    for port in about["inputs"]:
-        out.say(f"  in   {port['name']:<24} {port['dtype']}{['rows', *port['shape']]}".replace("'", ""))
-    for port in about["outputs"]:
-        out.say(f"  out  {port['name']:<24} {port['dtype']}{['rows', *port['shape']]}".replace("'", ""))
+    rows = about.get("batch", "rows")
+    for way, ports in (("in ", about["inputs"]), ("out", about["outputs"])):
+        for port in ports:
+            out.say(f"  {way}  {port['name']:<24} {port['dtype']}{[rows, *port['shape']]}".replace("'", ""))
+    if rows == 1:
+        out.say(
+            "It takes one row at a time: an operation of the network does not work for any number of them."
+        )
     out.say(f"Against the agent: {parity}")
     result: dict[str, Any] = {"to": options.to, "path": str(path), "parity": parity._asdict()}
     out.result(

@@ -34,6 +34,7 @@ def parser() -> Parser:
 def run(options: Options, out: Output) -> int:
     from sparring.export import hub
 
+    hub.require()
     loaded = agents.load(options.run, best=options.best, trust_code=options.trust_code, say=out.say)
     place = loaded.run.best if options.best or not loaded.run.last.exists() else loaded.run.last
     results = _evaluate(loaded, options.episodes, options.seed)

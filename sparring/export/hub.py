@@ -256,6 +256,11 @@ def _explained(repo: str) -> Iterator[None]:
         raise HubError(redact(f"The Hub could not be reached or a file not written: {cause}")) from error
 
 
+def require() -> None:
+    """Says that the client is missing before anything takes time."""
+    _hub()
+
+
 def _hub() -> Any:
     try:
         import huggingface_hub

@@ -185,10 +185,7 @@ class Sight(NamedTuple):
 def see(weights: Weights, carry: Carry, view: View) -> Sight:
     """The distribution of the next action, and what it was made from."""
     actor = weights.actor
-    frames = None if carry.frames is None else sight.stack(carry.frames, view.obs, view.first)
-    obs = view.obs if frames is None else frames
-    shown = sight.normalised(weights.clip, weights.moments, actor.trunk.space, obs)
-    features, core = actor.trunk.step(carry.core, shown, view.first)
+    frames, features, core = sight.look(actor.trunk, weights.clip, weights.moments, carry, view)
     latent = actor.latent(features)
     return Sight(frames, latent, actor.head(latent, view.legal), core)
 

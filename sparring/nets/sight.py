@@ -21,7 +21,7 @@ from sparring.ops.keys import several
 from sparring.ops.statistics import Moments
 from sparring.reference import is_reference
 from sparring.spaces import Box, EnvSpec, Space, describe, parts, zeros
-from sparring.types import Key, Obs, Transition
+from sparring.types import Key, Obs, Transition, View
 
 
 @configuration
@@ -196,6 +196,15 @@ def unroll_in_parts(
 
     end, (outputs, starts) = jax.lax.scan(one, memory, parts)
     return outputs.reshape((x.shape[0], *outputs.shape[2:])), starts, end
+
+
+def look(
+    trunk: Trunk, clip: Any, moments: Moments | None, carry: Carry, view: View
+) -> tuple[Obs | None, Array, Any]:
+    """What an actor makes of a view: its stack of frames, the features, and the core's memory after it."""
+    frames = None if carry.frames is None else stack(carry.frames, view.obs, view.first)
+    shown = normalised(clip, moments, trunk.space, view.obs if frames is None else frames)
+    return frames, *trunk.step(carry.core, shown, view.first)
 
 
 def stack(frames: Obs, obs: Obs, first: Bool[Array, " B"] | None) -> Obs:

@@ -123,10 +123,7 @@ class Sight(NamedTuple):
 def see(weights: QWeights, carry: Carry, view: View) -> Sight:
     """Q of every option that is legal, and what it was made from."""
     nets = weights.nets
-    frames = None if carry.frames is None else sight.stack(carry.frames, view.obs, view.first)
-    obs = view.obs if frames is None else frames
-    shown = sight.normalised(weights.clip, weights.moments, nets.trunk.space, obs)
-    features, core = nets.trunk.step(carry.core, shown, view.first)
+    frames, features, core = sight.look(nets.trunk, weights.clip, weights.moments, carry, view)
     return Sight(frames, masked(nets, nets(features), view.legal), core)
 
 
