@@ -106,6 +106,18 @@ def mlp(body: Any, x: np.ndarray) -> np.ndarray:
     return x
 
 
+def critic_values(critics: Any, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+    """Q of every critic, [C, N]."""
+    x = np.concatenate([obs, action], axis=-1)
+    return np.stack([dense(q.output, mlp(q.body, x))[:, 0] for q in critics.each])
+
+
+def unit(action: np.ndarray) -> np.ndarray:
+    """Actions of NUMBERS in [-1, 1]."""
+    low, high = (b.astype(np.float64) for b in NUMBERS.action.bounds())
+    return 2.0 * (action - low) / (high - low) - 1.0
+
+
 def returns(data: Any, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of every window: the discounted rewards of its first episode, the factor on what follows, its place."""
     count, steps = data.reward.shape

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import differences, quick
-from replayed import NUMBERS, N, adam, as64, batch, dense, learner, returns, start
+from replayed import NUMBERS, N, adam, as64, batch, dense, learner, returns, start, unit
 
 from sparring.ops.keys import normal, several
 
@@ -78,11 +78,6 @@ def drawn(
     u = dense(actor.output.dense, latent) + np.exp(log_std) * noise
     density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
     return np.tanh(u), (density - np.log(1.0 - np.tanh(u) ** 2)).sum(-1)
-
-
-def unit(action: np.ndarray) -> np.ndarray:
-    low, high = (b.astype(np.float64) for b in NUMBERS.action.bounds())
-    return 2.0 * (action - low) / (high - low) - 1.0
 
 
 def test_what_is_and_what_follows_share_the_batchs_statistics():

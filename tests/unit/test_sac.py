@@ -11,7 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import differences, quick
-from replayed import BRANCHES, CHOICE, NUMBERS, N, adam, as64, batch, dense, learner, mlp, returns, start
+from replayed import (
+    BRANCHES,
+    CHOICE,
+    NUMBERS,
+    N,
+    adam,
+    as64,
+    batch,
+    critic_values,
+    dense,
+    learner,
+    mlp,
+    returns,
+    start,
+    unit,
+)
 
 from sparring.envs.probes import ManyBits
 from sparring.errors import ConfigError, SpaceMismatch
@@ -48,17 +63,6 @@ def drawn(actor: Any, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, n
     u = mean + np.exp(log_std) * noise
     density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi)
     return np.tanh(u), (density - np.log(1.0 - np.tanh(u) ** 2)).sum(-1)
-
-
-def critic_values(critics: Any, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """Q of every critic, [C, N]."""
-    x = np.concatenate([obs, action], axis=-1)
-    return np.stack([dense(q.output, mlp(q.body, x))[:, 0] for q in critics.each])
-
-
-def unit(action: np.ndarray) -> np.ndarray:
-    low, high = (b.astype(np.float64) for b in NUMBERS.action.bounds())
-    return 2.0 * (action - low) / (high - low) - 1.0
 
 
 def test_numbers():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import differences, quick
-from replayed import CHOICE, NUMBERS, N, as64, batch, dense, learner, mlp, returns, start
+from replayed import CHOICE, NUMBERS, N, as64, batch, critic_values, dense, learner, mlp, returns, start, unit
 
 from sparring.envs.probes import ObservedActionContinuous
 from sparring.errors import ConfigError, SpaceMismatch
@@ -47,17 +47,6 @@ def mu(actor: Any, obs: np.ndarray) -> np.ndarray:
     return np.tanh(dense(actor.output, mlp(actor.body, obs)))
 
 
-def q(critics: Any, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """Q of every critic, [C, N]."""
-    x = np.concatenate([obs, action], axis=-1)
-    return np.stack([dense(each.output, mlp(each.body, x))[:, 0] for each in critics.each])
-
-
-def unit(action: np.ndarray) -> np.ndarray:
-    low, high = (b.astype(np.float64) for b in NUMBERS.action.bounds())
-    return 2.0 * (action - low) / (high - low) - 1.0
-
-
 def test_the_critics_learn_from_the_least_target_at_a_smoothed_action():
     _, before, sampled, story = setting()
     data = as64(sampled.data)
@@ -67,8 +56,8 @@ def test_the_critics_learn_from_the_least_target_at_a_smoothed_action():
     follows = data.next_obs[np.arange(N), last]
     ahead = mu(before.actor_target, follows) + np.clip(noise, -0.5, 0.5)
     assert (np.abs(ahead) > 1.0).any()
-    y = total + factor * q(before.critic_target, follows, np.clip(ahead, -1.0, 1.0)).min(0)
-    error = q(before.critic, data.obs[:, 0], unit(data.action[:, 0])) - y
+    y = total + factor * critic_values(before.critic_target, follows, np.clip(ahead, -1.0, 1.0)).min(0)
+    error = critic_values(before.critic, data.obs[:, 0], unit(data.action[:, 0])) - y
     weight = np.asarray(importance(sampled.weight, 0.4))
     report = story[0][1]
     wanted = ((error**2).sum(0) * weight).mean()
@@ -84,7 +73,7 @@ def test_policy_and_targets_wait_for_every_second_update():
     assert differences(one.critic, before.critic) != []
     assert float(first.metrics["train/actor_loss"]) == 0.0
     obs = as64(sampled.data).obs[:, 0]
-    wanted = -q(two.critic, obs, mu(before.actor, obs))[0].mean()
+    wanted = -critic_values(two.critic, obs, mu(before.actor, obs))[0].mean()
     assert float(second.metrics["train/actor_loss"]) == pytest.approx(wanted, rel=1e-4)
     assert float(two.actor_loss) == float(second.metrics["train/actor_loss"])
     for target, online in (("actor_target", "actor"), ("critic_target", "critic")):
