@@ -48,10 +48,10 @@ def resumes(run: Path) -> None:
     process = sparring("resume", run, "--total-timesteps", steps + 5000, "--quiet", "--json")
     out, err = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 0, err
-    result = json.loads(out.splitlines()[-1])
-    assert result["outcome"] == "finished"
-    assert result["steps"] >= 5000
-    assert json.loads((run / "status.json").read_text())["state"] == "finished"
+    assert json.loads(out.splitlines()[-1])["outcome"] == "finished"
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "finished"
+    assert status["steps"] >= steps + 5000  # a kill may leave the status behind the checkpoint
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
