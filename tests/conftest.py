@@ -47,7 +47,7 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
 
 
-PURE = ["sparring.ops", "sparring.nets", "sparring.replay", "sparring.algos"]
+PURE = ["sparring.ops", "sparring.nets", "sparring.replay", "sparring.bandit", "sparring.algos"]
 install_import_hook(PURE, "conftest.checked")
 
 

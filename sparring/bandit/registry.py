@@ -1,0 +1,45 @@
+"""Selectors by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from sparring.bandit.api import Selector
+from sparring.bandit.simple import Fixed, Ladder, Uniform
+from sparring.bandit.space import Space
+from sparring.bandit.thompson import Thompson
+from sparring.errors import ConfigError, nearest
+
+SELECTORS: dict[str, Callable[..., Selector]] = {
+    "thompson": Thompson,
+    "uniform": Uniform,
+    "fixed": Fixed,
+    "ladder": Ladder,
+}
+
+
+def make(name: str, space: Space, **options: Any) -> Selector:
+    """The selector of this name over a space, with its own options."""
+    if name not in SELECTORS:
+        raise ConfigError(
+            f"There is no selector {name!r}; there are {', '.join(SELECTORS)}.{nearest(name, SELECTORS)}"
+        )
+    known = _options(SELECTORS[name])
+    for option in options:
+        if option not in known:
+            has = f"its options are {', '.join(known)}" if known else "it has no options"
+            raise ConfigError(
+                f"The selector {name!r} has no option {option!r}; {has}.{nearest(option, known)}"
+            )
+    return SELECTORS[name](space, **options)
+
+
+def _options(selector: Any) -> list[str]:
+    """The names that a selector takes besides its space, less those that its name has settled."""
+    settled: dict[str, Any] = {}
+    if isinstance(selector, partial):
+        selector, settled = selector.func, selector.keywords
+    return [field.name for field in fields(selector) if field.name not in ("space", *settled)]

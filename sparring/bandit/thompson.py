@@ -1,0 +1,114 @@
+"""Discounted Thompson sampling, factored over the coordinates, on returns ranked against recent ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr, ndtri
+from jaxtyping import Array, Bool, Float
+
+from sparring.bandit import pool as pools
+from sparring.bandit.api import Choice
+from sparring.bandit.pool import Pool
+from sparring.bandit.report import of_cells, of_choosing, of_pool
+from sparring.bandit.space import Space
+from sparring.ops import keys
+from sparring.types import Key
+
+
+class ThompsonState(NamedTuple):
+    """Discounted sums of scores and pulls of every coordinate's cells, and the recent returns."""
+
+    score: Float[Array, "C K"]
+    pulls: Float[Array, "C K"]
+    pool: Pool
+
+
+@dataclass(frozen=True)
+class Thompson:
+    """One posterior N(S / (N + 1), 1 / (N + 1)) per cell of each coordinate, in units of rank scores.
+
+    A finished episode adds the score of its return to its cell of every coordinate, and everything older is
+    discounted by exp(-1 / memory). The prior is the pool's mean with full uncertainty, so unseen cells are
+    neutral whatever the sign and scale of returns. Each row draws from the posteriors for itself and takes
+    the best cell of each coordinate, or with probability `floor`, for each coordinate by itself, any cell.
+    """
+
+    space: Space
+    memory: float = 1500.0
+    """episodes until a pull counts 1/e; at least 20 times the number of cells"""
+    floor: float = 0.1
+    """probability of a uniform cell"""
+    pool: int = 2000
+    """returns to rank against"""
+    warm_up: int = 64
+    """returns before ranks count"""
+
+    def init(self, key: Key) -> ThompsonState:
+        blank = jnp.zeros(self.space.exists.shape)
+        return ThompsonState(blank, blank, pools.empty(self.pool))
+
+    def select(self, state: ThompsonState, key: Key, rows: int) -> Choice:
+        mean, sd = posterior(state)
+        shape = (rows, *mean.shape)
+        drawn = mean + sd * keys.normal(keys.derive(key, 0), shape)
+        best = jnp.argmax(jnp.where(self.space.exists, drawn, -jnp.inf), axis=-1).astype(jnp.int32)
+        lots = keys.uniform(keys.derive(key, 1), (3, *shape[:2]))
+        anywhere = self.space.anywhere(lots[0])
+        cell = jnp.where(lots[1] <= self.floor, anywhere, best)
+        return Choice(cell, self.space.points(cell, lots[2]))
+
+    def update(
+        self, state: ThompsonState, choice: Choice, returns: Float[Array, " B"], mask: Bool[Array, " B"]
+    ) -> ThompsonState:
+        mask = mask & jnp.isfinite(returns)
+        return jax.lax.cond(mask.any(), lambda: self._learned(state, choice, returns, mask), lambda: state)
+
+    def _learned(
+        self, state: ThompsonState, choice: Choice, returns: Float[Array, " B"], mask: Bool[Array, " B"]
+    ) -> ThompsonState:
+        """Sums are of whole numbers, so that the order of the rows cannot matter."""
+        ranks = jnp.where(mask, pools.doubled_ranks(state.pool, returns), 0)
+        coordinate = jnp.arange(choice.cell.shape[1])
+        nothing = jnp.zeros(state.pulls.shape, jnp.int32)
+        pulled = nothing.at[coordinate, choice.cell].add(mask[:, None].astype(jnp.int32))
+        ranked = nothing.at[coordinate, choice.cell].add(ranks[:, None])
+        kept = jnp.exp(-mask.sum() / self.memory)
+        return ThompsonState(
+            state.score * kept + pools.scores(ranked, pulled, state.pool, self.warm_up),
+            state.pulls * kept + pulled,
+            pools.insert(state.pool, returns, mask),
+        )
+
+    def report(self, state: ThompsonState) -> dict[str, Array]:
+        chance = self.probability(state)
+        return {
+            "bandit/effective_pulls": state.pulls[0].sum(),
+            **of_pool(state.pool),
+            **of_choosing(self.space, chance),
+            **of_cells(self.space, *posterior(state), state.pulls),
+        }
+
+    def probability(self, state: ThompsonState) -> Float[Array, "C K"]:
+        """The probability with which each cell is selected, by quadrature over its own posterior."""
+        mean, sd = posterior(state)
+        exists = jnp.asarray(self.space.exists)
+        points = jnp.asarray(ndtri((np.arange(64) + 0.5) / 64))
+        drawn = mean[..., None] + sd[..., None] * points  # [C, K, 64]
+        beaten = (drawn[:, :, None] - mean[:, None, :, None]) / sd[:, None, :, None]  # [C, K, other K, 64]
+        matters = exists[:, None, :] & ~jnp.eye(mean.shape[1], dtype=bool)
+        chance = jnp.where(matters[..., None], ndtr(beaten), 1.0).prod(axis=2).mean(axis=2)
+        chance = jnp.where(exists, chance, 0.0)
+        chance = chance / chance.sum(axis=1, keepdims=True)
+        count = jnp.asarray(self.space.cells)[:, None]
+        return jnp.where(exists, (1.0 - self.floor) * chance + self.floor / count, 0.0)
+
+
+def posterior(state: ThompsonState) -> tuple[Float[Array, "C K"], Float[Array, "C K"]]:
+    """Mean and standard deviation of what each cell is worth, under a standard normal prior."""
+    precision = state.pulls + 1.0
+    return state.score / precision, jnp.sqrt(1.0 / precision)
