@@ -12,13 +12,35 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from sparring.types import Action, ActorState, Algorithm, Behaviour, Key, TimeStep, Transition, View
+from sparring.bandit.control import Controller
+from sparring.ops import keys
+from sparring.types import Action, ActorState, Algorithm, Behaviour, Key, Metrics, TimeStep, Transition, View
 
 
-def start(algo: Algorithm, timestep: TimeStep) -> ActorState:
-    """The actor's state before its first decision."""
+def start(algo: Algorithm, timestep: TimeStep, key: Key | None = None) -> ActorState:
+    """The actor's state before its first decision; with a key, a controller may choose behaviours."""
     rows = timestep.reward.shape[0]
-    return ActorState(timestep.obs, jnp.ones(rows, bool), algo.carry(rows), timestep.legal)
+    controller = None if key is None else controller_of(algo)
+    control = None if controller is None else controller.start(keys.once(key, keys.BANDIT), rows)
+    return ActorState(timestep.obs, jnp.ones(rows, bool), algo.carry(rows), timestep.legal, control)
+
+
+def controller_of(algo: Algorithm) -> Controller | None:
+    """What chooses the behaviours of rows; None when the algorithm's own exploration does."""
+    return getattr(algo, "controller", None)
+
+
+def behaviour(algo: Any, point: Float[Array, "B C"] | None) -> Behaviour:
+    """How rows act at the points that a controller chose."""
+    if point is None:
+        return Behaviour()
+    chosen: Behaviour = algo.behaviour(point)
+    return chosen
+
+
+def point(state: ActorState) -> Any:
+    """The points that the controller chose; None without one."""
+    return None if state.control is None else state.control.choice.point
 
 
 def act(
@@ -26,6 +48,26 @@ def act(
 ) -> tuple[Action, Any, Any]:
     """One decision per row: action, extras, carry."""
     return algo.act(weights, state.carry, view(state), behaviour, key)
+
+
+def control_metrics(algo: Algorithm, control: Any) -> Metrics:
+    """What the controller says of itself, one number per name; nothing without one.
+
+    Tables over cells become a number per cell, `…/00`, `…/01` …, for a map over time.
+    """
+    controller = controller_of(algo)
+    if controller is None:
+        return {}
+    told = controller.report(control)
+    metrics = {name: value for name, value in told.items() if value.ndim == 0}
+    for name, value in told.items():
+        if value.ndim == 1 and name.startswith(("bandit/probability/", "bandit/mean/")):
+            metrics |= {f"{name}/{cell:02d}": value[cell] for cell in range(value.shape[0])}
+    for short, long, most in (("entropy", "bandit/entropy/", jnp.min), ("snr", "bandit/signal/", jnp.max)):
+        each = [value for name, value in metrics.items() if name.startswith(long)]
+        if each:
+            metrics[f"bandit/{short}"] = most(jnp.stack(each))
+    return metrics
 
 
 def view(state: ActorState) -> View:
@@ -36,7 +78,7 @@ def view(state: ActorState) -> View:
 
 def observe(state: ActorState, carry: Any, timestep: TimeStep) -> ActorState:
     """The actor's state after the world answered."""
-    return ActorState(timestep.obs, ended(timestep), carry, timestep.legal, state.arm)
+    return ActorState(timestep.obs, ended(timestep), carry, timestep.legal, state.control)
 
 
 def ended(timestep: TimeStep) -> Array:
@@ -60,6 +102,7 @@ def transition(state: ActorState, action: Action, extras: Any, timestep: TimeSte
         legal=state.legal,
         next_legal=None if timestep.legal is None else timestep.legal | ended(timestep)[:, None],
         mask=None if lost is None else ~lost,
+        point=point(state),
     )
 
 

@@ -42,6 +42,7 @@ ALGORITHMS = {
     "reinforce": "sparring.algos.reinforce:REINFORCE",
     "dqn": "sparring.algos.dqn:DQN",
     "pqn": "sparring.algos.pqn:PQN",
+    "gdi": "sparring.algos.gdi:GDI",
     "sac": "sparring.algos.sac:SAC",
     "td3": "sparring.algos.td3:TD3",
     "crossq": "sparring.algos.crossq:CrossQ",

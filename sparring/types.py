@@ -66,7 +66,8 @@ class Transition(NamedTuple):
     elapsed: Any = None
     """Environment steps since the row's previous decision; None means 1 everywhere."""
     mask: Any = None
-    arm: Any = None
+    point: Any = None
+    """where in the space of behaviours the row acted, [T, B, C]; None without a controller"""
     core: Any = None
     """State of the core before the first step of a rollout, [B, …] without a time axis."""
 
@@ -96,9 +97,14 @@ class Behaviour(NamedTuple):
     """Rows that take the mode instead of a sample."""
     temperature: Float[Any, " B"] | None = None
     epsilon: Float[Any, " B"] | None = None
-    mixture: Float[Any, "B H"] | None = None
-    gamma_index: Int[Any, " B"] | None = None
+    sharpness: Float[Any, "B P"] | None = None
+    """1 / temperature of every policy of a mixture"""
+    mixture: Float[Any, "B P"] | None = None
+    """weight of every policy of a mixture"""
+    noise: Float[Any, " B"] | None = None
+    """factor on exploration noise"""
     head: Int[Any, " B"] | None = None
+    """the head to act by; with `greedy` alone, an algorithm of several heads acts by their sum"""
 
 
 class Plan(NamedTuple):
@@ -115,7 +121,8 @@ class ActorState(NamedTuple):
     first: Bool[Any, " B"]
     carry: Any
     legal: Bool[Any, "B A"] | None = None
-    arm: Int[Any, " B"] | None = None
+    control: Any = None
+    """`bandit.control.Control`: each row's behaviour, and the bandit that chose it; None without one"""
 
 
 class Memory(NamedTuple):

@@ -218,7 +218,7 @@ def loss(
     value = jnp.mean(after, axis=-1)
     y = lesson.target(unscale(value) if c.value_rescale else value)
     y = jax.lax.stop_gradient(rescale(y) if c.value_rescale else y)
-    q = values.taken(table, values.chosen(nets, lesson.steps))
+    q = values.taken(table, values.chosen(nets.codec, lesson.steps))
     error = q - y[..., None]
     each = optax.losses.huber_loss(error) if c.loss == "huber" else 0.5 * jnp.square(error)
     total = lesson.mean(jnp.mean(each, axis=-1), weight)

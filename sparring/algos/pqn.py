@@ -222,7 +222,7 @@ class PQN:
         _, nexts, memory = sight.valued(c, nets.trunk, head, state.moments, rollout, self._length)
         ends = (rollout.terminated, rollout.truncated)
         returns = q_lambda(reward, nexts, *ends, c.gamma, c.q_lambda, rollout.mask, rollout.elapsed)
-        samples = Sample(sight.seen(rollout), values.chosen(nets, rollout))
+        samples = Sample(sight.seen(rollout), values.chosen(nets.codec, rollout))
         if c.core == "none":
             flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), (samples, returns, rollout.mask))
             return flat[0], flat[1], None, flat[2]

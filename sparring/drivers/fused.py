@@ -20,7 +20,7 @@ from sparring.envs.api import JaxEnv
 from sparring.envs.batched import BatchedState
 from sparring.ops import keys
 from sparring.ops.seam import block
-from sparring.types import ActorState, Algorithm, Behaviour, Key, Metrics, Transition
+from sparring.types import ActorState, Algorithm, Key, Metrics, Transition
 
 MOST = 1024
 """Iterations one call can report on."""
@@ -40,25 +40,34 @@ def collect(
     """A rollout of every row under the current policy."""
     steps = algo.plan.rollout
     weights = algo.policy(world.learner.train)
+    controller = actor.controller_of(algo)
 
-    def step(carry: tuple[ActorState, BatchedState], now: tuple[Key, Key]) -> tuple[Any, Transition]:
+    def step(carry: tuple[ActorState, BatchedState], now: tuple[Key, ...]) -> tuple[Any, Transition]:
         state, env_state = carry
-        act_key, env_key = now
-        action, extras, memory = block(actor.act)(algo, weights, state, Behaviour(), act_key)
-        env_state, timestep = block(partial(batched.step, env))(env_state, action, env_key)
+        behaviour = actor.behaviour(algo, actor.point(state))
+        action, extras, memory = block(actor.act)(algo, weights, state, behaviour, now[0])
+        env_state, timestep = block(partial(batched.step, env))(env_state, action, now[1])
         record = actor.transition(state, action, extras, timestep)
-        return (actor.observe(state, memory, timestep), env_state), record
+        state = actor.observe(state, memory, timestep)
+        if controller is not None:
+            control = block(controller.turn)(
+                state.control, timestep.reward, state.first, timestep.lost, now[2]
+            )
+            state = state._replace(control=control)
+        return (state, env_state), record
 
-    act_keys, env_keys = keys.per_step(key, iteration, (keys.ACT, keys.ENV), steps)
+    tags = (keys.ACT, keys.ENV) if controller is None else (keys.ACT, keys.ENV, keys.BANDIT)
+    each = keys.per_step(key, iteration, tags, steps)
     start = (world.actor, world.env)
-    (state, env_state), rollout = jax.lax.scan(step, start, (act_keys, env_keys), unroll=unroll)
+    (state, env_state), rollout = jax.lax.scan(step, start, tuple(each), unroll=unroll)
     return state, env_state, actor.begun(rollout, world.actor.carry)
 
 
 def start(algo: Algorithm, env: JaxEnv, rows: int, window: int, key: Key, copies: int = 1) -> World:
     """The world before the first iteration."""
     env_state, timestep = batched.start(env, keys.once(key, keys.RESET), rows)
-    state = actor.start(algo, timestep)
+    # Arrays of its own: the program is given their buffers, and none twice.
+    state = jax.tree.map(jnp.copy, actor.start(algo, timestep, key))
     train = jax.eval_shape(algo.init, key)
     blank = World(Learner(train, None, None), state, env_state)  # type: ignore[arg-type]
     example = jax.eval_shape(lambda w: collect(algo, env, w, key, jnp.int32(0))[2], blank)
@@ -71,7 +80,7 @@ def iterate(
     """One iteration: collect, then learn."""
     state, env_state, rollout = collect(algo, env, world, key, iteration, unroll)
     learner, metrics = loop.learn(algo, world.learner, rollout, key, iteration)
-    return World(learner, state, env_state), metrics
+    return World(learner, state, env_state), metrics | actor.control_metrics(algo, state.control)
 
 
 def run(

@@ -30,7 +30,6 @@ from sparring.types import (
     ActorState,
     Algorithm,
     Batch,
-    Behaviour,
     Key,
     Memory,
     Metrics,
@@ -184,7 +183,9 @@ class Host:
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
         self._compiled_before = compile_seconds()
         timestep = self._reset()
-        self.actor = jax.tree.map(np.asarray, actor.start(self.algo, timestep))
+        self.actor = jax.tree.map(np.asarray, actor.start(self.algo, timestep, self._key))
+        self._controller = actor.controller_of(self.algo)
+        self._turn = None if self._controller is None else jax.jit(self._controller.turn)
         self._buffers, self._bins = self._allocate(timestep)
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
         self._frames_at: Path | None = None
@@ -256,6 +257,8 @@ class Host:
             rollout = self._rollout()
             self._ring.add(rollout)
             self.learner, metrics = _learn_from(self.algo, self.learner, rollout, self._drawn(), *here)
+        if self._controller is not None:
+            metrics = metrics | _control_metrics(self.algo, self.actor.control)
         metrics = jax.block_until_ready(metrics)
         self.seconds["update"] += time.perf_counter() - collected
         self.iteration += 1
@@ -319,6 +322,7 @@ class Host:
         acting = self._acting()
         outside = isinstance(self.env, JaxHost)
         env_keys = _stream(self._key, np.int32(self.iteration), keys.ENV, steps) if outside else None
+        turning = None if self._turn is None else self._turning(steps)
         clock, seconds, state = time.perf_counter, self.seconds, self.actor
         waiting: list[tuple[ActorState, Any, Any, TimeStep]] = []
         for t in range(steps):
@@ -336,12 +340,30 @@ class Host:
                 self._write(waiting, t + 1)
                 waiting = []
             state = actor.observe(state, carry, timestep)
+            if turning is not None:
+                state = state._replace(control=turning(t, state, timestep))
             if self.on_step is not None:
                 self.actor, self.action = state, action
                 self.on_step(timestep, self)
             seconds["act"] += acted - began
         self._write(waiting, steps)
         self.actor = state
+
+    def _turning(self, steps: int) -> Callable[[int, ActorState, TimeStep], Any]:
+        """What the controller makes of each step; only an episode's end asks the bandit."""
+        turn = self._turn
+        assert turn is not None
+        stream = np.asarray(_stream(self._key, np.int32(self.iteration), keys.BANDIT, steps))
+
+        def turning(t: int, state: ActorState, timestep: TimeStep) -> Any:
+            control = state.control
+            if not state.first.any():
+                return control._replace(total=control.total + timestep.reward)
+            key = jax.random.wrap_key_data(stream[t])
+            turned = turn(control, timestep.reward, state.first, timestep.lost, key)
+            return jax.tree.map(np.asarray, turned)
+
+        return turning
 
     def _write(self, steps: list[tuple[ActorState, Any, Any, TimeStep]], end: int) -> None:
         """Copies the last steps into the buffers up to time `end`.
@@ -385,7 +407,8 @@ class Host:
 
         def acting(state: ActorState) -> tuple[Any, Any, Any]:
             first = state.first if remembers else None
-            return compiled(floats, weights, state.obs, first, state.carry, state.legal, next(stream))
+            point = actor.point(state)
+            return compiled(floats, weights, state.obs, first, state.carry, state.legal, point, next(stream))
 
         return acting
 
@@ -401,7 +424,8 @@ class Host:
             timestep = timestep._replace(lost=self._none_lost)
 
         def record(algo: Algorithm, train: Any, state: ActorState, timestep: TimeStep) -> Transition:
-            action, extras, _ = actor.act(algo, algo.policy(train), state, Behaviour(), self._key)
+            behaviour = actor.behaviour(algo, actor.point(state))
+            action, extras, _ = actor.act(algo, algo.policy(train), state, behaviour, self._key)
             return actor.transition(state, action, extras, timestep)
 
         train = jax.eval_shape(self.algo.init, self._key)
@@ -455,8 +479,11 @@ class Host:
                 f"{self.env.spec.id} cannot be put back to where it was: its episodes start anew. "
                 "Learning continues, but not bit for bit."
             )
+        control = self.actor.control
+        if control is not None:  # an episode that starts anew is credited from its own first step
+            control = control._replace(total=np.where(lost, np.float32(0.0), control.total))
         self.actor = self.actor._replace(
-            obs=timestep.obs, legal=timestep.legal, first=self.actor.first | lost
+            obs=timestep.obs, legal=timestep.legal, first=self.actor.first | lost, control=control
         )
         episodes = self.learner.episodes
         self.learner = self.learner._replace(
@@ -488,9 +515,16 @@ def _act(
     first: Any,
     carry: Any,
     legal: Any,
+    point: Any,
     key: Any,
 ) -> tuple[Any, Any, Any]:
     state = ActorState(obs, first, carry, legal)
     policy = jax.tree.unflatten(weights_tree, weights)
     algo = jax.tree.unflatten(algo_tree, list(floats))
-    return actor.act(algo, policy, state, Behaviour(), jax.random.wrap_key_data(key))
+    behaviour = actor.behaviour(algo, point)
+    return actor.act(algo, policy, state, behaviour, jax.random.wrap_key_data(key))
+
+
+@jax.jit
+def _control_metrics(algo: Algorithm, control: Any) -> Metrics:
+    return actor.control_metrics(algo, control)

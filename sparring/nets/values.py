@@ -166,10 +166,10 @@ def best(table: Float[Array, "*N D W"]) -> Float[Array, "*N"]:
     return jnp.mean(jnp.max(table, axis=-1), axis=-1)
 
 
-def chosen(nets: QNet, data: Transition) -> Int[Array, "*N D"]:
+def chosen(codec: Codec, data: Transition) -> Int[Array, "*N D"]:
     """What was chosen, per branch."""
     sample = data.action if data.extras.sample is None else data.extras.sample
-    return sample[..., None] if isinstance(nets.codec.inner, Discrete) else sample
+    return sample[..., None] if isinstance(codec.inner, Discrete) else sample
 
 
 def of(
