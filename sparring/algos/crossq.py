@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
 from sparring.nets import critics, policy, sight
@@ -33,7 +34,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class CrossQConfig(OffPolicyConfig, ActorConfig):
+class CrossQConfig(OffPolicyConfig, ActorConfig, ControlConfig):
     """sb3-contrib's names and defaults."""
 
     learning_rate: Schedulable = 1e-3
@@ -129,7 +130,7 @@ class CrossQWeights(NamedTuple):
 
 
 @algorithm
-class CrossQ:
+class CrossQ(Controlled):
     """SAC with batch renormalisation instead of target networks."""
 
     spec: EnvSpec
@@ -137,6 +138,7 @@ class CrossQ:
     horizon: Any = 1.0
 
     Config: ClassVar = CrossQConfig
+    COORDINATES: ClassVar = ("temperature:0.25:4:6:log",)
 
     @property
     def plan(self) -> Plan:

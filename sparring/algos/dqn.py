@@ -7,6 +7,7 @@ from sequences with burn-in and stored state (R2D2, Kapturowski et al. 2019).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
 from sparring.nets import sight, values
@@ -31,7 +33,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class DQNConfig(OffPolicyConfig, BinsConfig):
+class DQNConfig(OffPolicyConfig, BinsConfig, ControlConfig):
     """SB3's names and defaults; what SB3 does not have is off."""
 
     net_arch: tuple[int, ...] = (64, 64)
@@ -79,7 +81,7 @@ class TrainState(NamedTuple):
 
 
 @algorithm
-class DQN:
+class DQN(Controlled):
     """Deep Q-learning."""
 
     spec: EnvSpec
@@ -87,6 +89,13 @@ class DQN:
     horizon: Any = 1.0
 
     Config: ClassVar = DQNConfig
+    COORDINATES: ClassVar = ("epsilon:0.01:0.6:6:log", "n_step=1|3|5")
+
+    def _default(self, known: dict[str, str]) -> Iterable[str]:
+        """The number of steps is a choice where the replay keeps more than one together."""
+        most = self.config.n_steps
+        steps = sorted({1, (most + 1) // 2, most})
+        return [known["epsilon"], *(["n_step=" + "|".join(map(str, steps))] if most > 1 else [])]
 
     @property
     def plan(self) -> Plan:
@@ -102,6 +111,15 @@ class DQN:
         offpolicy.check(self.config)
         if self.config.target_update_interval < 1:
             raise ConfigError("target_update_interval must be at least 1.")
+        if self.controller is not None:
+            for each in self.space.coordinates:
+                if each.name == "n_step" and (
+                    self.config.core != "none" or max(each.values) > self.config.n_steps
+                ):
+                    raise ConfigError(
+                        f"A bandit can choose an n_step of at most n_steps = {self.config.n_steps}, and none "
+                        "with a core. Raise n_steps, or leave n_step out of controller_space."
+                    )
         return []
 
     def _rule(self) -> optax.GradientTransformation:
@@ -159,7 +177,9 @@ class DQN:
         online_key, target_key = several(key, 2)
         noisy = c.exploration == "noisy"
         target = draw_noise(state.target, target_key) if noisy else state.target
-        lesson = offpolicy.lesson(c, state.moments, state.rewards, self.spec.observation, batch.data)
+        steps = self.along("n_step", batch.data.point)
+        data = batch.data if steps is None else offpolicy.shortened(batch.data, steps)
+        lesson = offpolicy.lesson(c, state.moments, state.rewards, self.spec.observation, data)
         weight = offpolicy.weight(c, batch)
 
         def objective(nets: QNet) -> tuple[Float[Array, ""], tuple[Array, dict[str, Array]]]:

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from sparring.bandit.control import Controller
-from sparring.bandit.settings import ControlConfig, Selection, controller_for
+from sparring.bandit.settings import ControlConfig, Controlled, Selection, controller_for
 from sparring.bandit.space import Coordinate, Space
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError, nearest
@@ -34,10 +33,11 @@ from sparring.types import Action, Batch, Behaviour, Key, Obs, Plan, Report, Tra
 
 SHAPINGS = {
     "none": lambda r: r,
+    "log": lambda r: jnp.sign(r) * jnp.log1p(jnp.abs(r)),
     "optimistic": lambda r: jnp.log1p(jnp.abs(r)) * jnp.where(r >= 0, 2.0, -1.0),
     "compressive": lambda r: jnp.sign(r) * ((jnp.abs(r) + 1.0) ** 0.25 - 1.0) + 0.001 * r,
 }
-"""Rewards as a head sees them; the last two are GDI's for heads 1 and 2, recalled and not confirmed."""
+"""Rewards as a head sees them; the last two are GDI's for heads 1 and 2, as recalled, not confirmed."""
 
 
 @configuration
@@ -51,7 +51,7 @@ class GDIConfig(AgentConfig, BinsConfig, ControlConfig):
     policies: int = 2
     """heads of h3 (2) and lbc; i3 has one"""
     shaping: tuple[str, ...] = ("optimistic", "compressive")
-    """reward of each head: none, optimistic or compressive; the last one stands for the heads that follow"""
+    """reward of each head: none, log, optimistic or compressive; the last stands for the heads that follow"""
     gammas: tuple[float, ...] = ()
     """discount of each head (lbc); empty gives all of them `gamma`"""
     activation: str = "relu"
@@ -148,7 +148,7 @@ class TrainState(NamedTuple):
 
 
 @algorithm
-class GDI:
+class GDI(Controlled):
     """Generalised data distribution iteration."""
 
     spec: EnvSpec
@@ -205,10 +205,6 @@ class GDI:
         else:
             mixed = [Coordinate.interval("epsilon", 0.0, 1.0, weights)]
         return Space((*sharp, *mixed))
-
-    @property
-    def controller(self) -> Controller | None:
-        return controller_for(self.config, self.space)
 
     def behaviour(self, point: Float[Array, "B C"]) -> Behaviour:
         """How rows act at these points of the space."""

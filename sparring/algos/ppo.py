@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
+from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
 from sparring.nets import policy, sight
@@ -29,7 +30,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Report, Transiti
 
 
 @configuration
-class PPOConfig(PolicyConfig):
+class PPOConfig(PolicyConfig, ControlConfig):
     """SB3's names and defaults."""
 
     learning_rate: Schedulable = 3e-4
@@ -96,10 +97,12 @@ class Sample(NamedTuple):
     """the core's state before a sequence"""
     mask: Array | None = None
     """steps of a sequence that count"""
+    ent_coef: Array | None = None
+    """weight of the entropy where a bandit chose it"""
 
 
 @algorithm
-class PPO:
+class PPO(Controlled):
     """Proximal policy optimisation."""
 
     spec: EnvSpec
@@ -107,6 +110,7 @@ class PPO:
     horizon: Any = 1.0
 
     Config: ClassVar = PPOConfig
+    COORDINATES: ClassVar = ("temperature:0.5:2:5:log", "ent_coef:0.0001:0.03:5:log")
 
     @property
     def plan(self) -> Plan:
@@ -270,6 +274,7 @@ class PPO:
             rollout.extras.log_prob,
             advantage if c.normalize_advantage != "batch" else standardise(advantage, rollout.mask),
             values,
+            ent_coef=self.along("ent_coef", rollout.point),
         )
         if c.core == "none":
             flat: tuple[Sample, Array, Array | None] = jax.tree.map(
@@ -342,8 +347,12 @@ def loss(
     if c.clip_range_vf is not None:
         value = samples.value + jnp.clip(value - samples.value, -c.clip_range_vf, c.clip_range_vf)
     value_loss = masked_mean(jnp.square(returns - value), valid)
-    entropy_loss = -masked_mean(chosen.entropy(), valid)
-    total = policy_loss + c.vf_coef * value_loss + c.ent_coef * entropy_loss
+    entropy = chosen.entropy()
+    entropy_loss = -masked_mean(entropy, valid)
+    bonus = c.ent_coef * entropy_loss
+    if samples.ent_coef is not None:
+        bonus = -masked_mean(samples.ent_coef * entropy, valid)
+    total = policy_loss + c.vf_coef * value_loss + bonus
     return total, {
         "train/loss": total,
         "train/policy_gradient_loss": policy_loss,

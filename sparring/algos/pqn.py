@@ -15,6 +15,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
+from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
 from sparring.nets import sight, values
@@ -30,7 +31,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Report, Transiti
 
 
 @configuration
-class PQNConfig(AgentConfig, BinsConfig):
+class PQNConfig(AgentConfig, BinsConfig, ControlConfig):
     """Settings in SB3's words where it has them; values of the paper's small experiments."""
 
     activation: str = "relu"
@@ -86,7 +87,7 @@ class Sample(NamedTuple):
 
 
 @algorithm
-class PQN:
+class PQN(Controlled):
     """Q-learning from fresh rollouts."""
 
     spec: EnvSpec
@@ -94,6 +95,7 @@ class PQN:
     horizon: Any = 1.0
 
     Config: ClassVar = PQNConfig
+    COORDINATES: ClassVar = ("epsilon:0.01:0.6:6:log",)
 
     @property
     def plan(self) -> Plan:

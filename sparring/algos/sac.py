@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
 from sparring.nets import critics, policy, sight
@@ -36,7 +37,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class SACConfig(OffPolicyConfig, ActorConfig, BinsConfig):
+class SACConfig(OffPolicyConfig, ActorConfig, BinsConfig, ControlConfig):
     """SB3's names and defaults."""
 
     pi: tuple[int, ...] = (256, 256)
@@ -86,7 +87,7 @@ class SACWeights(NamedTuple):
 
 
 @algorithm
-class SAC:
+class SAC(Controlled):
     """Soft actor-critic."""
 
     spec: EnvSpec
@@ -94,6 +95,7 @@ class SAC:
     horizon: Any = 1.0
 
     Config: ClassVar = SACConfig
+    COORDINATES: ClassVar = ("temperature:0.25:4:6:log",)
 
     @property
     def plan(self) -> Plan:

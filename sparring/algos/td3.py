@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
 from sparring.nets import critics, sight
@@ -31,7 +32,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class TD3Config(OffPolicyConfig):
+class TD3Config(OffPolicyConfig, ControlConfig):
     """SB3's names and defaults; its action_noise objects become the fields that begin with noise."""
 
     learning_rate: Schedulable = 1e-3
@@ -93,7 +94,7 @@ class TD3Weights(NamedTuple):
 
 
 @algorithm
-class TD3:
+class TD3(Controlled):
     """Twin delayed deterministic policy gradient."""
 
     spec: EnvSpec
@@ -101,6 +102,7 @@ class TD3:
     horizon: Any = 1.0
 
     Config: ClassVar = TD3Config
+    COORDINATES: ClassVar = ("noise:0:3:6",)
 
     @property
     def plan(self) -> Plan:
@@ -176,6 +178,8 @@ class TD3:
         drift, unit = carry.noise, mean
         if c.noise != "none":
             noise = weights.std * normal(noise_key, mean.shape)
+            if behaviour.noise is not None:
+                noise = noise * behaviour.noise[:, None]
             if drift is not None:
                 if view.first is not None:
                     drift = jnp.where(view.first[:, None], 0.0, drift)

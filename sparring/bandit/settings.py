@@ -1,14 +1,18 @@
-"""The settings by which an algorithm lets a bandit choose how its rows act."""
+"""The settings by which an algorithm lets a bandit choose how each of its rows acts."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from jaxtyping import Array, Float
 
 from sparring import bandit
 from sparring.bandit.control import Controller
-from sparring.bandit.space import Space
+from sparring.bandit.space import Coordinate, Space
 from sparring.config import configuration
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, nearest
+from sparring.types import Behaviour
 
 Selection: TypeAlias = Literal[
     "none",
@@ -29,10 +33,29 @@ class ControlConfig:
 
     controller: Selection = "none"
     """what chooses how each row explores, by the returns of its episodes; none leaves it to the algorithm"""
+    controller_space: tuple[str, ...] = ()
+    """what to choose: `name:low:high:cells`, also with `:log`, or `name=value|value`; empty: all there is"""
     controller_scope: Literal["shared", "row"] = "shared"
     """one bandit for all rows, or one for each"""
     controller_index: tuple[float, ...] = ()
     """the one behaviour of controller='fixed': a number per coordinate"""
+
+
+def coordinate(text: str) -> Coordinate:
+    """What a text of `controller_space` means."""
+    name, discrete, values = text.partition("=")
+    try:
+        if discrete:
+            return Coordinate.discrete(name.strip(), [float(value) for value in values.split("|")])
+        name, low, high, cells, *log = text.split(":")
+        if log and log != ["log"]:
+            raise ValueError(f"{log[0]!r} is not 'log'")
+        return Coordinate.interval(name.strip(), float(low), float(high), int(cells), log=bool(log))
+    except ValueError as error:
+        raise ConfigError(
+            f"controller_space has {text!r}, which is no coordinate ({error}). Examples: "
+            "'epsilon:0.01:0.5:6:log', 'n_step=1|3|5'."
+        ) from error
 
 
 def controller_for(config: ControlConfig, space: Space) -> Controller | None:
@@ -47,3 +70,43 @@ def controller_for(config: ControlConfig, space: Space) -> Controller | None:
             f"{', '.join(space.names)}."
         )
     return Controller(bandit.make("fixed", space, point=config.controller_index), config.controller_scope)
+
+
+class Controlled:
+    """What an algorithm inherits to let a bandit choose its rows' behaviour."""
+
+    config: Any
+    COORDINATES: ClassVar[tuple[str, ...]]
+    """what may be chosen, as in `controller_space`, with the range that is the default"""
+
+    @property
+    def space(self) -> Space:
+        """The behaviours to choose from."""
+        known = {coordinate(text).name: text for text in self.COORDINATES}
+        chosen = [coordinate(text) for text in self.config.controller_space or self._default(known)]
+        for each in chosen:
+            if each.name not in known:
+                raise ConfigError(
+                    f"{type(self).__name__} has no {each.name!r} for a bandit to choose."
+                    f"{nearest(each.name, known)} Known: {', '.join(known)}."
+                )
+        return Space(tuple(chosen))
+
+    def _default(self, known: dict[str, str]) -> Iterable[str]:
+        return known.values()
+
+    @property
+    def controller(self) -> Controller | None:
+        return None if self.config.controller == "none" else controller_for(self.config, self.space)
+
+    def behaviour(self, point: Float[Array, "B C"]) -> Behaviour:
+        """How rows act at these points; coordinates that only learning reads are left out."""
+        names = self.space.names
+        acted = {name: point[:, c] for c, name in enumerate(names) if name in Behaviour._fields}
+        return Behaviour(**acted)
+
+    def along(self, name: str, point: Any) -> Any:
+        """One coordinate of points [..., C]; None when nothing chose it."""
+        if point is None or self.config.controller == "none" or name not in self.space.names:
+            return None
+        return point[..., self.space.names.index(name)]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from sparring.config import Schedulable, configuration
 from sparring.errors import ConfigError
@@ -231,6 +231,12 @@ def lesson(
         0,
         lambda value: total + discount * value,
     )
+
+
+def shortened(data: Transition, steps: Float[Array, "N n"]) -> Transition:
+    """Windows [N, n, …] that end after as many steps as the first one's behaviour asked for."""
+    last = jnp.arange(steps.shape[1]) == jnp.round(steps[:, :1]).astype(jnp.int32) - 1
+    return data._replace(truncated=data.truncated | last)
 
 
 def weight(c: OffPolicyConfig, batch: Batch) -> Array | None:
