@@ -69,7 +69,7 @@ def named(given: Handover, spec: EnvSpec) -> Arrays:
     if isinstance(spec.action, MultiDiscrete):
         found |= _padded(found, f"{prefix}{head}", spec.action.sizes)
     found |= _around(given)
-    return {name: np.ascontiguousarray(array) for name, array in found.items()}
+    return {name: np.asarray(array, order="C") for name, array in found.items()}
 
 
 def _padded(found: Arrays, head: str, sizes: tuple[int, ...]) -> Arrays:
