@@ -1,10 +1,10 @@
 """Trains small models with Stable-Baselines3, imports each, and holds the agent against the model.
 
     .venv/bin/python benchmarks/peers/check_import_sb3.py
-    .venv/bin/python benchmarks/peers/check_import_sb3.py --fixtures    # also writes tests/golden/sb3_import
+    .venv/bin/python benchmarks/peers/check_import_sb3.py --fixtures    # writes tests/golden/sb3_import
 
-Needs .venv-peers (benchmarks/peers/requirements.txt), or SPARRING_SB3_PYTHON. The first command prints the table
-of docs/sb3.md; the second also keeps what the exporter handed over for the tests, from smaller models.
+Needs .venv-peers (benchmarks/peers/requirements.txt), or SPARRING_SB3_PYTHON. The first command prints the
+table of docs/sb3.md; the second keeps what the exporter hands over for smaller models, which the tests read.
 """
 
 from __future__ import annotations

@@ -96,8 +96,9 @@ def _tell(found: Imported, out: Output) -> None:
         f"{given.timesteps:,} steps"
     )
     out.say(
-        f"Against SB3 on {seen.observations:,} observations: {seen.equal:,} actions equal, largest difference "
-        f"{max(seen.action, seen.params):.1e} (actions {seen.action:.1e}, their distribution {seen.params:.1e})"
+        f"Against SB3 on {seen.observations:,} observations: {seen.equal:,} actions equal, largest "
+        f"difference {max(seen.action, seen.params):.1e} (actions {seen.action:.1e}, their distribution "
+        f"{seen.params:.1e})"
     )
     if again is None:
         out.say(paragraph(f"They were drawn from the observation space: {given.record.why}.", 2))

@@ -2,7 +2,7 @@
 
     python -I confined.py FOLDER SECONDS MEMORY FILE_SIZE COMMAND …
 
-Imports the standard library only; Linux's Landlock (landlock(7)) works without privileges, where there is one.
+Imports the standard library only. Linux's Landlock, landlock(7), works without privileges where there is one.
 """
 
 from __future__ import annotations

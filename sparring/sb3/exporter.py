@@ -166,7 +166,7 @@ def read_statistics(path: str, observation: Any) -> Any:
     import pickle
 
     with open(path, "rb") as file:
-        found = pickle.load(file)
+        found = pickle.load(file)  # noqa: S301  (confined: nothing that it does matters)
     if type(found).__name__ != "VecNormalize":
         raise Unsupported(f"{path} holds a {type(found).__name__}, not a VecNormalize")
     if not found.norm_obs:
@@ -253,7 +253,9 @@ def body(layers: list[Any], tensors: dict[str, Any]) -> tuple[str, list[int]]:
 
     dense, functions = layers[::2], layers[1::2]
     if len(dense) != len(functions) or any(type(layer) is not torch.nn.Linear for layer in dense):
-        raise Unsupported(f"its body is not dense layers with activations: {[type(x).__name__ for x in layers]}")
+        raise Unsupported(
+            f"its body is not dense layers with activations: {[type(x).__name__ for x in layers]}"
+        )
     kinds = {type(function) for function in functions}
     name = kinds.pop().__name__ if kinds else "Identity"
     if kinds or name not in ACTIVATIONS or any(not usual(function) for function in functions):
@@ -266,7 +268,9 @@ def body(layers: list[Any], tensors: dict[str, Any]) -> tuple[str, list[int]]:
 def usual(function: Any) -> bool:
     """Whether an activation has torch's default shape."""
     own = type(function).__module__.startswith("torch.nn.")
-    return own and getattr(function, "alpha", 1.0) == 1.0 and getattr(function, "negative_slope", 0.01) == 0.01
+    return (
+        own and getattr(function, "alpha", 1.0) == 1.0 and getattr(function, "negative_slope", 0.01) == 0.01
+    )
 
 
 # -- decisions -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the exporter handed over, checked: nothing in it is believed before its name, shape and numbers are."""
+"""What the exporter handed over: nothing is believed before its name, shape and numbers were looked at."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Normalised(NamedTuple):
 
     mean: np.ndarray
     variance: np.ndarray
-    count: float
+    samples: float
     clip: float
     epsilon: float
 
@@ -152,12 +152,14 @@ def _check_spaces(about: Mapping[str, Any], spec: EnvSpec) -> None:
         theirs = spaces.from_json(about[name])
         same = _shape(theirs) == _shape(ours)
         if same and name == "action" and isinstance(theirs, Box) and isinstance(ours, Box):
-            same = all(np.allclose(a, b, rtol=1e-6) for a, b in zip(theirs.bounds(), ours.bounds(), strict=True))
+            same = all(
+                np.allclose(a, b, rtol=1e-6) for a, b in zip(theirs.bounds(), ours.bounds(), strict=True)
+            )
         if not same:
             raise SpaceMismatch(
-                f"The model has {name}s {_described(theirs)}, and {spec.id} has {_described(ours)}. Name the "
-                "environment that it was trained on; one that was wrapped (stacked frames, added time) has to "
-                "be given with its wrappers, as file.py:name."
+                f"The model has {name}s {_described(theirs)}, and {spec.id} has {_described(ours)}. Name "
+                "the environment that it was trained on; one that was wrapped (stacked frames, added time) "
+                "has to be given with its wrappers, as file.py:name."
             )
 
 
@@ -190,9 +192,7 @@ def outputs(space: Space) -> int:
     return inputs(space)
 
 
-def _shapes(
-    algorithm: str, spec: EnvSpec, pi: tuple[int, ...], sde: bool
-) -> dict[str, tuple[int, ...]]:
+def _shapes(algorithm: str, spec: EnvSpec, pi: tuple[int, ...], sde: bool) -> dict[str, tuple[int, ...]]:
     """Every tensor of the policy."""
     box = isinstance(spec.action, Box)
     if (algorithm in ("sac", "td3")) != box and algorithm not in ("ppo", "a2c"):
@@ -241,8 +241,8 @@ def _check_arrays(arrays: Arrays, expected: Mapping[str, tuple[tuple[int, ...], 
         array = arrays[name]
         if array.shape != shape or array.dtype.name != dtype:
             raise CheckpointError(
-                f"{TENSORS}: {name} is {array.dtype.name}{list(array.shape)}, but {dtype}{list(shape)} belongs "
-                "to such a policy."
+                f"{TENSORS}: {name} is {array.dtype.name}{list(array.shape)}, but {dtype}{list(shape)} "
+                "belongs to such a policy."
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CheckpointError(f"{TENSORS}: {name} has numbers that are not finite; the model is broken.")

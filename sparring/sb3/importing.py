@@ -82,9 +82,9 @@ def find_python(asked: Path | None) -> Path:
             return candidate.absolute()  # not resolved: an environment is known by its own link
     where = f"There is no Python at {str(named)!r}." if named else f"There is no {USUAL}."
     raise MissingExtra(
-        f"{where} Stable-Baselines3 runs in an environment of its own. Make one: python3 -m venv .venv-peers && "
-        ".venv-peers/bin/pip install stable-baselines3 (and the packages of your environment); another place is "
-        f"named by --peers-python or {VARIABLE}."
+        f"{where} Stable-Baselines3 runs in an environment of its own. Make one: python3 -m venv .venv-peers "
+        "&& .venv-peers/bin/pip install stable-baselines3 (and what your environment needs). Another place "
+        f"is named by --peers-python or {VARIABLE}."
     )
 
 
@@ -154,7 +154,5 @@ def _settle(agent: Agent, given: Handover, env: str, output: Path | None, model:
         )
         started = run.read_status().started
         steps = given.timesteps
-        run.write_status(
-            Status(given.algorithm, env, SEED, "finished", steps, steps, None, origin, started)
-        )
+        run.write_status(Status(given.algorithm, env, SEED, "finished", steps, steps, None, origin, started))
     return run

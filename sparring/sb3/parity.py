@@ -61,15 +61,16 @@ def on_observations(agent: Agent, given: Handover) -> Parity:
     )
     if found.equal < found.observations or found.params > TOLERANCE:
         raise CheckpointError(
-            f"The imported agent does not act as SB3's: {found.equal} of {found.observations} decisions agree, "
-            f"actions differ by up to {found.action:.1e}, what they are drawn from by up to {found.params:.1e}. "
+            f"The imported agent does not act as SB3's: {found.equal} of {found.observations} decisions "
+            f"agree, actions differ by up to {found.action:.1e}, what they are drawn from by up to "
+            f"{found.params:.1e}. "
             "Nothing was kept. Please report it with the model."
         )
     return found
 
 
 def on_episodes(agent: Agent, record: Record, env: str, seed: int) -> Replay:
-    """Plays the model's episodes again in an environment of ours; small differences may grow in chaotic ones."""
+    """Plays the model's episodes again in an environment of ours; in a chaotic one roundings grow."""
     assert record.reward is not None
     assert record.terminated is not None
     assert record.truncated is not None

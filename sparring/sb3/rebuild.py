@@ -65,7 +65,9 @@ def named(given: Handover, spec: EnvSpec) -> Arrays:
         found[f"{prefix}head/log_std/bias"] = given.weights["log_std.bias"]
     if isinstance(spec.observation, Box) and spec.observation.dtype == "uint8":
         first = f"{prefix}body/layers/0/weight" if given.pi else f"{prefix}{head}/weight"
-        found[first] = found[first] * np.float32(255.0)  # SB3 shows bytes as they are, we show them from 0 to 1
+        found[first] = found[first] * np.float32(
+            255.0
+        )  # SB3 shows bytes as they are, we show them from 0 to 1
     if isinstance(spec.action, MultiDiscrete):
         found |= _padded(found, f"{prefix}{head}", spec.action.sizes)
     found |= _around(given)
@@ -85,23 +87,22 @@ def _padded(found: Arrays, head: str, sizes: tuple[int, ...]) -> Arrays:
 
 def _around(given: Handover) -> Arrays:
     """What acting needs beside the networks."""
-    found: Arrays = {}
+    found: dict[str, Any] = {}
     within = "policy/" if given.algorithm == "sac" else ""
     if given.normalised is not None:
         known = given.normalised
-        count = max(known.count, 2.0)
+        count = max(known.samples, 2.0)
         variance = known.variance + (known.epsilon - EPSILON)  # ours is fixed
         found |= {
-            f"{within}moments/count": np.float32(count),
-            f"{within}moments/mean/": known.mean.astype(np.float32),
-            f"{within}moments/m2/": (variance * count).astype(np.float32),
-            f"{within}clip": np.float32(known.clip),
+            f"{within}moments/count": count,
+            f"{within}moments/mean/": known.mean,
+            f"{within}moments/m2/": variance * count,
+            f"{within}clip": known.clip,
         }
     match given.algorithm:
         case "dqn":
-            found["epsilon"] = np.float32(given.exploration_rate)
-        case "sac":
-            found["random"] = np.bool_(False)
+            found["epsilon"] = given.exploration_rate
         case "td3":
-            found |= {"std": np.float32(0.0), "random": np.bool_(False)}
-    return {name: np.asarray(value) for name, value in found.items()}
+            found["std"] = 0.0
+    made = {name: np.asarray(value, np.float32) for name, value in found.items()}
+    return made if given.algorithm not in ("sac", "td3") else {**made, "random": np.asarray(False)}

@@ -1,4 +1,4 @@
-"""A program in a process of its own that gets a few files, a clean environment and limits, and hands files back."""
+"""A program in a process of its own: it gets a few files and limits, and hands files back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparring.errors import SparringError
 from sparring.sb3 import confined
 
 UNSHARE = ("--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--")
-"""A network without interfaces, and a process tree that ends as a whole; needs no privileges where allowed."""
+"""No network interfaces, and a tree of processes that ends as a whole; needs no privileges where allowed."""
 TOLD = 12
 """Lines of what a failed program said that are shown."""
 
@@ -113,8 +113,8 @@ def _execute(command: Sequence[str], folder: Path, limits: Limits) -> None:
             code = process.wait(limits.seconds)
         except subprocess.TimeoutExpired as error:
             raise SandboxError(
-                f"{Path(command[0]).name} did not finish within {limits.seconds} seconds and was ended. If the "
-                "machine is busy give it more time: --timeout."
+                f"{Path(command[0]).name} did not finish within {limits.seconds} seconds and was ended. If "
+                "the machine is busy give it more time: --timeout."
             ) from error
         finally:
             _end(process)
@@ -170,4 +170,6 @@ def _last_words(said: IO[bytes]) -> str:
     said.seek(max(said.seek(0, os.SEEK_END) - 8192, 0))
     text = said.read().decode("utf-8", "replace")
     lines = ["".join(c if c.isprintable() else " " for c in line)[:300] for line in text.splitlines()]
-    return "\n".join(f"  {line}" for line in [line for line in lines if line.strip()][-TOLD:]) or "  (nothing)"
+    return (
+        "\n".join(f"  {line}" for line in [line for line in lines if line.strip()][-TOLD:]) or "  (nothing)"
+    )

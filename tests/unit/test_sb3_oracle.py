@@ -167,7 +167,9 @@ def test_rollout_advantages_and_update_agree(case, env_id, limit, monkeypatch):
     np.testing.assert_allclose(flat(after.nets), wanted, rtol=0, atol=1e-5)
 
 
-def played(algo: Any, state: Any, world: Any, noise: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> Transition:
+def played(
+    algo: Any, state: Any, world: Any, noise: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> Transition:
     """A rollout in the environment itself, with torch's noise: normals, or q of the largest p / q."""
     given: list[Any] = []
     monkeypatch.setattr(distributions, "normal", lambda key, shape: given.pop().reshape(shape))
