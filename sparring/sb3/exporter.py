@@ -52,14 +52,20 @@ def main() -> int:
 
 def export(request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the model is, and its arrays by name."""
-    import stable_baselines3
-    import torch
-
+    try:
+        import stable_baselines3
+        import torch
+    except ImportError as error:
+        raise Unsupported(
+            f"SB3 does not run in this Python ({error}); name one that has it with --peers-python"
+        ) from error
     torch.set_num_threads(1)
     algorithm, settings = identify(request["model"])
     env, why = made(request.get("env"))
     model = load(stable_baselines3, algorithm, request["model"], env)
     check_observation(model.observation_space)
+    if env is not None and not alike(env, model):
+        env, why = None, "its spaces are not the model's"
     about: dict[str, Any] = {
         "schema": SCHEMA,
         "algorithm": algorithm,
@@ -129,6 +135,12 @@ def made(env_id: str | None) -> tuple[Any, str]:
         return gymnasium.make(env_id), ""
     except Exception as error:  # noqa: BLE001  (whatever an environment raises: the check is then done without)
         return None, f"SB3's Python cannot make {env_id}: {type(error).__name__}: {str(error)[:200]}"
+
+
+def alike(env: Any, model: Any) -> bool:
+    """Whether a model can act in an environment; bounds are compared by whoever reads the export."""
+    pairs = ((env.observation_space, model.observation_space), (env.action_space, model.action_space))
+    return all(type(a) is type(b) and a.shape == b.shape for a, b in pairs)
 
 
 def load(package: Any, algorithm: str, path: str, env: Any) -> Any:
