@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -110,28 +111,29 @@ def _execute(command: Sequence[str], folder: Path, limits: Limits) -> None:
             start_new_session=True,
         )
         try:
-            code = process.wait(limits.seconds)
-        except subprocess.TimeoutExpired as error:
+            finished = _ended(process.pid, limits.seconds)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started in its session
+            code = process.wait()
+        if not finished:
             raise SandboxError(
                 f"{Path(command[0]).name} did not finish within {limits.seconds} seconds and was ended. If "
                 "the machine is busy give it more time: --timeout."
-            ) from error
-        finally:
-            _end(process)
+            )
         if code:
             ending = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
             words = _last_words(said)
             raise SandboxError(f"{Path(command[0]).name} {ending}. It said last:\n{words}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the program and everything that it started in its session."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        process.wait()
+def _ended(pid: int, seconds: float) -> bool:
+    """Waits for a child; it is not reaped, so that its number stays its own until its group was ended."""
+    deadline = time.monotonic() + seconds
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _environment(folder: Path) -> dict[str, str]:

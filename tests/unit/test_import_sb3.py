@@ -282,9 +282,9 @@ def test_one_that_never_ends_is_ended_with_all_that_it_started(shell, stand_in, 
     sign = tmp_path / "alive"
     python = stand_in(
         """
-        code = "import time; time.sleep(600)"
+        code = "import time; time.sleep(60)"
         subprocess.Popen([sys.executable, "-c", code, "SIGN"], start_new_session=True)
-        time.sleep(600)
+        time.sleep(60)
         """.replace("SIGN", str(sign))
     )
     begun = time.monotonic()
