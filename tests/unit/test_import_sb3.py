@@ -15,12 +15,14 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from cli_help import Shell, quick
 
 from sparring.envs import registry
 from sparring.errors import CheckpointError, ConfigError, MissingExtra, SpaceMismatch
+from sparring.export import policy
 from sparring.runs import tensors
 from sparring.sb3 import confined, exporter, handover, importing, parity, rebuild, sandbox
 from sparring.sb3.handover import Handover, Record
@@ -91,6 +93,14 @@ def test_stochastic_actions_have_no_noise_that_sb3_does_not_add():
     assert not np.array_equal(agents["sac"].predict(obs)[0], agents["sac"].predict(obs)[0])
     assert not bool(agents["sac"].weights.random)
     assert float(agents["dqn"].weights.epsilon) == pytest.approx(0.05)
+
+
+def test_an_agent_with_gsde_is_exported_without_its_noise():
+    given = handover.read(recorded("ppo-sde"), spec("ppo-sde"))
+    made = policy.pipeline(rebuild.agent(given, spec("ppo-sde")))
+    assert [port.name for port in made.inputs] == ["observation"]
+    (action,) = jax.jit(made.function)(given.record.obs)
+    np.testing.assert_allclose(action, given.record.action, atol=1e-5)
 
 
 def test_an_agent_that_acts_otherwise_is_refused():
