@@ -140,19 +140,19 @@ def train(
         _close(parts)
         raise
     with run:
-        facts = _facts(plan)
+        kept = facts(plan)
         run.write_config(
-            facts,
+            kept,
             {
                 **{f"settings.{k}": v for k, v in plan.provenance.items()},
                 **{f"config.{k}": v for k, v in plan.provenance.items()},
             },
         )
-        extra = trackers.start(track, run.path, facts, say, tensorboard)
+        extra = trackers.start(track, run.path, kept, say, tensorboard)
         return _run(run, plan, parts, display, say, extra, again=False)
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def facts(plan: Plan) -> dict[str, Any]:
     """The plan as a run's `config.toml` and trackers keep it."""
     return {
         "schema": 1,
@@ -211,7 +211,7 @@ def resume(
         saved = saved._replace(settings=dataclasses.replace(saved.settings, total_timesteps=total))
     with run:
         parts = _assemble(saved, device, say)
-        extra = trackers.start(track, run.path, _facts(saved), say)
+        extra = trackers.start(track, run.path, facts(saved), say)
         return _run(run, saved, parts, display, say, extra, again=True)
 
 

@@ -712,7 +712,8 @@ def _load(place: Path) -> artefact.Artefact:
                     if "_stable_baselines3_version" in archive.namelist():
                         raise CheckpointError(
                             f"{str(candidate)!r} was saved by Stable-Baselines3: torch weights and a pickle, "
-                            "which can run code and is not read. Train the agent again with sparring."
+                            "which can run code and is not read here. Take it over with: "
+                            f"sparring import-sb3 {candidate} --env ENV"
                         ) from error
         raise
 

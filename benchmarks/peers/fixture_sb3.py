@@ -1,13 +1,17 @@
 """Write what one update of Stable-Baselines3 does, as an oracle for ours: tests/golden/sb3/*.npz.
 
-    .venv-peers/bin/python benchmarks/peers/fixture_sb3.py
+    .venv-peers/bin/python benchmarks/peers/fixture_sb3.py [CASE …]
 
 Each file holds the weights and the optimisers' states before the update, the weights after it, and between
 them a rollout with terminations and truncations and the order of its minibatches, or a batch from the replay
-and the noise that was drawn. numpy alone reads them.
+and the noise that was drawn. The `agree` files also hold the noise of every action of a rollout in one
+environment whose episodes begin from known seeds, and settings in which no definition differs from ours.
+numpy alone reads them.
 """
 
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,8 @@ CASES: dict[str, tuple[Any, str, int, dict[str, Any]]] = {
     "ppo-box": (PPO, "Pendulum-v1", 20, PPO_SETTINGS),
     "a2c-discrete": (A2C, "CartPole-v1", 5, {"n_steps": 8, "ent_coef": 0.01, "gae_lambda": 0.9}),
 }
+AGREE_SETTINGS = {"n_steps": 64, "batch_size": 16, "n_epochs": 4, "ent_coef": 0.01, "gae_lambda": 0.9}
+AGREE: dict[str, tuple[str, int]] = {"agree-discrete": ("CartPole-v1", 22), "agree-box": ("Pendulum-v1", 20)}
 REPLAY = {"learning_starts": 40, "batch_size": 64, "buffer_size": 1000}
 FROM_REPLAY: dict[str, tuple[Any, str, int, dict[str, Any]]] = {
     "dqn": (DQN, "CartPole-v1", 15, {"policy_kwargs": {"net_arch": [16, 8]}, "target_update_interval": 30}),
@@ -96,6 +102,84 @@ def fixture(case: str) -> dict[str, np.ndarray]:
     return data | {f"after.{name}": value for name, value in weights(model).items()}
 
 
+class KnownEpisodes(gym.Wrapper):
+    """Episode i begins from the seed that sparring gives episode i of row 0 for seed 0."""
+
+    episode = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        seed = np.random.SeedSequence([0, 0, self.episode]).generate_state(1)[0]
+        self.episode += 1
+        return self.env.reset(seed=int(seed))
+
+
+@contextmanager
+def noise_of_actions() -> Iterator[list[np.ndarray]]:
+    """Collects the standard normals and the exponentials that torch draws for actions."""
+    drawn: list[np.ndarray] = []
+    standard_normal, multinomial = torch.distributions.normal._standard_normal, torch.multinomial
+
+    def normal(*args: Any, **kwargs: Any) -> torch.Tensor:
+        drawn.append(standard_normal(*args, **kwargs))
+        return drawn[-1]
+
+    def choice(probs: torch.Tensor, *args: Any) -> torch.Tensor:
+        before = torch.get_rng_state()
+        chosen = multinomial(probs, *args)
+        torch.set_rng_state(before)
+        lots = torch.empty_like(probs).exponential_(1)  # as torch does: the largest p / q with q ~ Exp(1)
+        assert torch.equal((probs / lots).argmax(-1, keepdim=True), chosen)
+        drawn.append(lots)
+        return chosen
+
+    torch.distributions.normal._standard_normal, torch.multinomial = normal, choice
+    try:
+        yield drawn
+    finally:
+        torch.distributions.normal._standard_normal, torch.multinomial = standard_normal, multinomial
+
+
+def agreement(case: str) -> dict[str, np.ndarray]:
+    """Trains a little, then records a rollout from its first seed on, with all noise, and its update."""
+    env_id, limit = AGREE[case]
+    inner: list[KnownEpisodes] = []
+
+    def build() -> gym.Env:
+        inner.append(KnownEpisodes(gym.make(env_id, max_episode_steps=limit)))
+        return inner[0]
+
+    env = make_vec_env(build, n_envs=1, seed=0)
+    settings = {**AGREE_SETTINGS, "normalize_advantage": False}
+    model = PPO("MlpPolicy", env, policy_kwargs=NETS, seed=0, device="cpu", **settings)
+    model.learn(AGREE_SETTINGS["n_steps"] * 8)
+    _, callback = model._setup_learn(1_000_000, None)
+    inner[0].episode = 0
+    model._last_obs, model._last_episode_starts = env.reset(), np.ones(1, bool)
+    recorded = Recorded(env)
+    buffer = model.rollout_buffer
+    with noise_of_actions() as drawn:
+        model.collect_rollouts(env, callback, buffer, n_rollout_steps=AGREE_SETTINGS["n_steps"])
+    data = {
+        **{f"before.{name}": value for name, value in weights(model).items()},
+        **dict(optimiser(model)),
+        **{name: np.stack([step[name] for step in recorded.steps]) for name in recorded.steps[0]},
+        "noise": np.stack(drawn),
+        "obs": buffer.observations.copy(),
+        "action": buffer.actions.copy(),
+        "log_prob": buffer.log_probs.copy(),
+        "value": buffer.values.copy(),
+        "advantage": buffer.advantages.copy(),
+        "returns": buffer.returns.copy(),
+    }
+    epochs, count = range(AGREE_SETTINGS["n_epochs"]), AGREE_SETTINGS["n_steps"]
+    data["order"] = np.stack([np.random.RandomState(epoch).permutation(count) for epoch in epochs])
+    waiting = iter(data["order"])
+    shuffle, np.random.permutation = np.random.permutation, lambda _: next(waiting)
+    model.train()
+    np.random.permutation = shuffle
+    return data | {f"after.{name}": value for name, value in weights(model).items()}
+
+
 def replay_weights(model: Any) -> dict[str, np.ndarray]:
     """Every parameter, targets and the entropy coefficient among them."""
     found = weights(model)
@@ -163,8 +247,9 @@ def replay_fixture(case: str) -> dict[str, np.ndarray]:
 def main() -> None:
     torch.set_num_threads(1)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for case in (*CASES, *FROM_REPLAY):
-        data = fixture(case) if case in CASES else replay_fixture(case)
+    for case in sys.argv[1:] or (*CASES, *AGREE, *FROM_REPLAY):
+        make = fixture if case in CASES else agreement if case in AGREE else replay_fixture
+        data = make(case)
         np.savez_compressed(FOLDER / f"{case}.npz", **data)
         print(case, "terminated", int(data["terminated"].sum()), "truncated", int(data["truncated"].sum()))
 

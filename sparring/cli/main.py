@@ -28,6 +28,7 @@ VERBS = {
     "export": "metrics for tables and trackers, the agent for other programs",
     "push": "put an agent on the Hugging Face Hub",
     "pull": "get an agent from the Hugging Face Hub",
+    "import-sb3": "take over a model that Stable-Baselines3 saved",
     "diagnose": "say what is wrong with a run and what to do next",
     "config": "show every setting, its value and where it came from",
     "check-env": "verify an environment and say what to fix",

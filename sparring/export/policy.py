@@ -7,6 +7,7 @@ as plain arrays.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def pipeline(agent: Agent, legal: Any = None) -> Pipeline:
     Inputs are the parts of the observation, `first` and the memory where the agent has one, and `legal`.
     A row with `first` forgets, so zeros are a good first memory.
     """
-    algo, weights = agent.algo, jax.tree.map(jnp.asarray, agent.weights)
+    algo, weights = _noiseless(agent.algo), jax.tree.map(jnp.asarray, agent.weights)
     obs = jax.eval_shape(lambda: _zeros(agent))
     carry = jax.eval_shape(lambda: algo.carry(1))
     remembers = bool(jax.tree.leaves(carry))
@@ -239,6 +240,13 @@ def write_contract(path: Path, about: dict[str, Any]) -> None:
 def beside(path: Path) -> Path:
     """Where the contract of an exported file lies."""
     return path.with_name(f"{path.name}.json")
+
+
+def _noiseless(algo: Any) -> Any:
+    """The algorithm without gSDE's noise, which a deterministic decision neither needs nor remembers."""
+    if not getattr(algo.config, "use_sde", False):
+        return algo
+    return dataclasses.replace(algo, config=dataclasses.replace(algo.config, use_sde=False))
 
 
 def _zeros(agent: Agent) -> Any:

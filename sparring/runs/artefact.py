@@ -259,7 +259,7 @@ def _foreign(path: Path, names: Iterable[str]) -> CheckpointError:
     if "policy.pth" in found and "data" in found:
         looks = (
             "it looks like a Stable-Baselines3 model, which holds pickled Python objects and torch weights "
-            "and is never loaded here. Train the agent again with the same settings"
+            "and is never loaded here. Take it over with: sparring import-sb3 FILE --env ENV"
         )
     elif any(name.endswith("data.pkl") for name in found):
         looks = "it looks like a torch file, which holds pickled Python objects and is never loaded here"

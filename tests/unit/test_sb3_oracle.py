@@ -1,5 +1,7 @@
 """One update from SB3's weights, optimiser state, rollout and minibatch order ends at SB3's weights.
 
+Where definitions coincide, the rollout itself, its advantages and the update agree to 1e-5.
+
 The fixtures are written by benchmarks/peers/fixture_sb3.py.
 """
 
@@ -13,15 +15,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import agent
+from conftest import agent, quick
 from jax.flatten_util import ravel_pytree
 
+from sparring import actor
+from sparring.algos import ppo
 from sparring.algos.ppo import gradient
+from sparring.envs import registry
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.classic.pendulum import Pendulum
+from sparring.nets import policy
 from sparring.nets.policy import Choice
-from sparring.ops import optim
-from sparring.types import Batch, Transition
+from sparring.ops import distributions, optim
+from sparring.ops.minibatch import Epoch
+from sparring.types import Batch, Behaviour, Transition
 
 FOLDER = Path(__file__).parents[1] / "golden" / "sb3"
 ROWS = 4
@@ -120,3 +127,66 @@ def test_a2c():
     moved = float(jnp.linalg.norm(wanted - flat(nets)))
     assert moved > 0.01
     assert float(jnp.linalg.norm(flat(new.nets) - wanted)) < 1e-3 * moved
+
+
+@pytest.mark.parametrize(
+    ("case", "env_id", "limit"), [("agree-discrete", "CartPole-v1", 22), ("agree-box", "Pendulum-v1", 20)]
+)
+def test_rollout_advantages_and_update_agree(case, env_id, limit, monkeypatch):
+    """From the same weights, seeds, noise and order of minibatches everything agrees to 1e-5."""
+    with np.load(FOLDER / f"{case}.npz") as file:
+        data = dict(file)
+    assert data["truncated"].any()
+    assert data["terminated"].any() == (case == "agree-discrete")
+    world = registry.make(f"gym:{env_id}", n_envs=1, time_limit=limit, backend="inline")
+    settings = {**NETS, "n_steps": 64, "batch_size": 16, "n_epochs": 4, "normalize_advantage": "false"}
+    algo = agent("ppo", world, 1, **settings)
+    start = jax.jit(algo.init)(jax.random.key(0))
+    moments = [flat(load(start.nets, data, f"optimiser.{name}")) for name in ("exp_avg", "exp_avg_sq")]
+    count = jnp.int32(data["optimiser.step.value_net.bias"])
+    before = start._replace(
+        nets=load(start.nets, data, "before"),
+        optimiser=start.optimiser._replace(count=count, mu=moments[0], nu=moments[1]),
+    )
+    rollout = played(algo, before, world, data["noise"], monkeypatch)
+    sample = policy.drawn(rollout)
+    for name, ours in {**rollout._asdict(), "action": sample, "log_prob": rollout.extras.log_prob}.items():
+        if name in data:
+            theirs = data[name].reshape(ours.shape)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5, err_msg=name)
+
+    samples, returns, _ = quick(algo._targets)(algo.config, before, rollout)
+    for ours, name in ((samples.value, "value"), (samples.advantage, "advantage"), (returns, "returns")):
+        np.testing.assert_allclose(ours, data[name][:, 0], rtol=1e-5, atol=1e-5, err_msg=name)
+
+    order = jnp.asarray(data["order"].reshape(4, -1, 16))
+    monkeypatch.setattr(ppo, "epochs", lambda *_: Epoch(order, None))
+    after, _ = quick(algo.update)(before, Batch(rollout), jax.random.key(0))
+    wanted = flat(load(start.nets, data, "after"))
+    assert float(jnp.max(jnp.abs(wanted - flat(before.nets)))) > 1e-3
+    np.testing.assert_allclose(flat(after.nets), wanted, rtol=0, atol=1e-5)
+
+
+def played(
+    algo: Any, state: Any, world: Any, noise: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> Transition:
+    """A rollout in the environment itself, with torch's noise: normals, or q of the largest p / q."""
+    given: list[Any] = []
+    monkeypatch.setattr(distributions, "normal", lambda key, shape: given.pop().reshape(shape))
+    monkeypatch.setattr(distributions, "gumbel", lambda key, shape: -jnp.log(given.pop()).reshape(shape))
+
+    @quick
+    def decide(weights: Any, now: Any, lots: Any) -> Any:
+        given.append(lots)
+        return actor.act(algo, weights, now, Behaviour(), jax.random.key(0))
+
+    timestep = world.reset(0)
+    now, weights, steps = actor.start(algo, timestep), algo.policy(state), []
+    for lots in noise:
+        action, extras, carry = decide(weights, now, lots)
+        assert not given
+        timestep = world.step(np.asarray(action))
+        steps.append(actor.transition(now, action, extras, timestep))
+        now = actor.observe(now, carry, timestep)
+    world.close()
+    return jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *steps)
