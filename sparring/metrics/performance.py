@@ -122,7 +122,7 @@ def _explain(
     wider = (("n_envs", more),) if rows < MOST_ROWS else ()
     match bound:
         case "env":
-            few = f" with {rows} of it" if rows == 1 else f" with {rows} copies"
+            few = " with one copy" if rows == 1 else f" with {rows} copies"
             apart = (("backend", "workers"),) if config.get("backend") != "workers" else ()
             how = (
                 "step more copies at once, in processes of their own"
