@@ -29,6 +29,7 @@ VERBS = {
     "push": "put an agent on the Hugging Face Hub",
     "pull": "get an agent from the Hugging Face Hub",
     "diagnose": "say what is wrong with a run and what to do next",
+    "mcp": "serve runs to a desktop language model, read-only",
     "config": "show every setting, its value and where it came from",
     "check-env": "verify an environment and say what to fix",
     "check-algo": "run the probe environments on an algorithm",

@@ -445,7 +445,7 @@ def _next(
         wanted.append(f"sparring eval {commands.run} --best")
     if subject.status in ("killed", "interrupted", "stopped"):
         wanted.append(f"sparring resume {commands.run}")
-    wanted += [faster] if faster else []
+    wanted += [faster] if faster.startswith("sparring train") else []
     return list(dict.fromkeys(wanted))[:4]
 
 
