@@ -22,6 +22,7 @@ LARGE = 0.4
 NOTICED = 0.2
 """Share of the time that waiting for evaluations or checkpoints may take."""
 SHORT_COMPILE = 0.5
+"""Share of compilation above which a run is too short for another verdict."""
 MOST_ROWS = 64
 """Environments outside JAX beyond which more of them are not proposed."""
 
@@ -90,25 +91,30 @@ def judge(
     if wall < LEAST_SECONDS:
         words = f"The run took {wall:.1f} s: too little to say where time goes."
         return Performance(wall, parts, idle, "unknown", words)
-    bound = _bottleneck(parts)
-    words, advice = _explain(bound, parts, config, _is_accelerator(device))
-    if _is_accelerator(device) and idle >= 0.5 and bound not in COMPUTING and bound != "nothing":
-        words = f"The {device} is idle {idle:.0%} of the time. {words}"
+    compiling = parts.get("compile", 0.0)
+    if compiling >= SHORT_COMPILE:
+        bound, running = "compile", parts
+    else:  # what comes once is left out of what goes on
+        running = {kind: share / (1.0 - compiling) for kind, share in parts.items() if kind != "compile"}
+        bound = _bottleneck(running)
+    words, advice = _explain(bound, running, config, _is_accelerator(device))
+    waits = 1.0 - sum(running.get(kind, 0.0) for kind in COMPUTING)
+    if _is_accelerator(device) and waits >= 0.5 and bound not in ("compile", "nothing", *COMPUTING):
+        words = f"The {device} is idle {waits:.0%} of the time. {words}"
+    if bound != "compile" and compiling >= 0.05:
+        words += f" (Compiling, {compiling:.0%} of all, is left out.)"
     command = next((found for piece in advice if (found := commands.of(piece))), "")
     return Performance(wall, parts, idle, bound, words, command)
 
 
 def _bottleneck(parts: Mapping[str, float]) -> str:
-    """The kind to look at: a wait that is worth noticing before work that is needed, compilation first."""
-    if parts.get("compile", 0.0) >= SHORT_COMPILE:
-        return "compile"
+    """The kind to look at: a wait that is worth noticing before work that is needed."""
     waits = {kind: parts.get(kind, 0.0) for kind in ("evaluation", "checkpoint")}
     worst = max(waits, key=lambda kind: waits[kind])
     if waits[worst] >= NOTICED:
         return worst
-    running = {kind: share for kind, share in parts.items() if kind != "compile"}
-    largest = max(running, key=lambda kind: running[kind])
-    return largest if running[largest] >= LARGE * sum(running.values()) else "nothing"
+    largest = max(parts, key=lambda kind: parts[kind])
+    return largest if parts[largest] >= LARGE else "nothing"
 
 
 def _explain(

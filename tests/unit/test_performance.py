@@ -85,6 +85,15 @@ def test_an_idle_gpu_is_explained() -> None:
     assert found.sentence.startswith("The NVIDIA H200 is idle 80% of the time. The environment takes 80%")
 
 
+def test_compiling_is_left_out_of_what_goes_on() -> None:
+    found = verdict(record(compile=0.4, env=0.3, act=0.2, update=0.1), device="NVIDIA H200")
+    assert found.bound == "env"
+    assert "takes 50% of the time" in found.sentence
+    assert "is idle 50%" in found.sentence
+    assert "(Compiling, 40% of all, is left out.)" in found.sentence
+    assert found.device_idle == pytest.approx(0.7)
+
+
 def test_what_is_set_already_is_not_proposed() -> None:
     assert "backend" not in verdict(record(env=1.0), backend="workers").command
     assert verdict(record(env=1.0), backend="workers", n_envs=64).command == ""
