@@ -254,7 +254,7 @@ class Host:
         return [fetched]
 
     def _iterate(self) -> Metrics:
-        before, compiled = dict(self.seconds), compile_seconds()
+        before, compiled = self.seconds.copy(), compile_seconds()
         self._collect()
         self._leave_out(compile_seconds() - compiled, before, "act", "env")
         began, compiled = time.perf_counter(), compile_seconds()
@@ -290,6 +290,8 @@ class Host:
 
     def _leave_out(self, compiling: float, before: Mapping[str, float], *kinds: str) -> None:
         """Takes time that was spent compiling off the kinds it was counted to since `before`."""
+        if not compiling:
+            return
         for kind in kinds:
             taken = min(compiling, self.seconds[kind] - before[kind])
             self.seconds[kind] -= taken
