@@ -46,14 +46,14 @@ REPLAYED: dict[str, Any] = {
     "gradient_steps": 2,
     "learning_rate": 0.01,
     "gamma": 0.9,
-    "tau": 0.05,
     "ent_coef": 0.02,
-    "target_update_interval": 128,
     "net_arch": (32,),
     "pi": (32,),
     "qf": (32,),
 }
 """The same for algorithms with a replay, whose settings of the same name mean something else."""
+COPIED, FOLLOWING = {"target_update_interval": 128}, {"tau": 0.05}
+"""How a target network keeps up in so few updates: copied every so often, or following at every update."""
 
 Result = Literal["pass", "fail", "note", "skip"]
 
@@ -139,8 +139,10 @@ def run_probe(algorithm: Any, name: str, seed: int = 0, given: Mapping[str, Any]
 
 def settings_for(algorithm: Any) -> dict[str, Any]:
     """The probes' settings that an algorithm has."""
-    known = {field.name for field in dataclasses.fields(algorithm.Config)}
-    wanted = REPLAYED if "buffer_size" in known else SETTINGS
+    known = {field.name: field.default for field in dataclasses.fields(algorithm.Config)}
+    wanted = SETTINGS
+    if "buffer_size" in known:
+        wanted = REPLAYED | (COPIED if known.get("tau") == 1.0 else FOLLOWING)
     return {key: value for key, value in wanted.items() if key in known}
 
 
