@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparring.config import from_mapping
+from sparring.config import Linear, from_mapping
 from sparring.drivers.fused import Fused
 from sparring.envs import registry
 from sparring.errors import SpaceMismatch
@@ -44,7 +44,7 @@ REPLAYED: dict[str, Any] = {
     "learning_starts": 64,
     "train_freq": 4,
     "gradient_steps": 2,
-    "learning_rate": 0.01,
+    "learning_rate": Linear(0.01),
     "gamma": 0.9,
     "ent_coef": 0.02,
     "net_arch": (32,),

@@ -11,6 +11,7 @@ from cli_help import Shell, quick
 
 from sparring.algos.dqn import DQN
 from sparring.algos.ppo import PPO
+from sparring.algos.sac import SAC
 from sparring.cli import doctor
 from sparring.cli.pins import Unmet, unmet
 from sparring.evaluation import checks
@@ -147,6 +148,8 @@ def test_a_replay_has_settings_of_its_own() -> None:
     assert settings_for(PPO)["n_steps"] == 16
     assert settings_for(DQN)["n_steps"] == 1
     assert settings_for(DQN)["buffer_size"] < 100_000
+    assert "tau" not in settings_for(DQN)  # copied as a whole, every so often
+    assert "target_update_interval" not in settings_for(SAC)  # followed, at every update
 
 
 @pytest.mark.slow
