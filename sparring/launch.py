@@ -23,7 +23,7 @@ from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
 from sparring.model import Assembly, algorithm_class, assemble, save_agent
 from sparring.reference import is_reference
-from sparring.runs import directory
+from sparring.runs import directory, provenance
 from sparring.runs.directory import RunDirectory
 from sparring.session import Result, Session, Settings, Stop
 
@@ -289,7 +289,8 @@ def _run(
 ) -> Outcome:
     driver = parts.driver
     health = _health(run, plan, parts.spec.reward_threshold, say)
-    sinks = [SqliteSink(run.metrics), *extra, health]
+    stored = SqliteSink(run.metrics)
+    sinks = [stored, *extra, health]
 
     def keep(folder: Path, index: int, full: bool) -> None:
         save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm, full)
@@ -312,6 +313,7 @@ def _run(
             if again and not session.restore():
                 say("There is no checkpoint yet: starting from the beginning.")
             health.catch_up()
+            stored.describe({"device": provenance.device(), "cores": provenance.visible_cores()})
         except BaseException:
             Tee(sinks).close()
             raise

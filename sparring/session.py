@@ -21,6 +21,7 @@ from sparring.config import configuration
 from sparring.drivers.loop import Driver
 from sparring.errors import ConfigError, DivergedError
 from sparring.evaluation.evaluator import Evaluation, evaluate
+from sparring.metrics.performance import shares
 from sparring.metrics.sink import Sink, Tee
 from sparring.runs import artefact, checkpoint
 from sparring.runs.directory import RunDirectory, Status
@@ -156,6 +157,10 @@ class Session:
         self._evaluated = -1
         self._filmed = self.steps
         self._chunk = 1
+        self._waited = {"evaluation": 0.0, "checkpoint": 0.0}
+        """seconds in which training waited, compilation apart"""
+        self._dumped: tuple[float, dict[str, float]] | None = None
+        """when the time was last divided up, and what each kind had taken by then"""
 
     # -- where the run is --------------------------------------------------------------------------------
 
@@ -184,13 +189,15 @@ class Session:
         self.driver.reschedule(float(self.total_iterations))
         outcome: Literal["finished", "solved", "interrupted", "stopped"] = "finished"
         self._status("running")
+        self._dumped = (time.perf_counter(), self._spent())
         try:
             with self._signals():
                 while self.driver.iteration < self.total_iterations:
                     self._advance()
                     solved = self._answered()
                     if self.steps >= p.next_eval:
-                        solved |= self._evaluate()
+                        with self._waiting("evaluation"):
+                            solved |= self._evaluate()
                     if self.steps >= self._next_film():
                         self._film()
                     if solved:
@@ -198,7 +205,8 @@ class Session:
                         break
                     if self.steps >= p.next_checkpoint:
                         p.next_checkpoint = self.steps + self._period(self.settings.checkpoint_freq)
-                        self.save()
+                        with self._waiting("checkpoint"):
+                            self.save()
                     if self._stopping:
                         outcome = "interrupted"
                         break
@@ -256,9 +264,11 @@ class Session:
         per = self.driver.steps_per_iteration
         stride = max(self.total_iterations // POINTS, 1)
         fps = (self.steps - self.steps_at_start) / (self.progress.seconds - self.seconds_at_start)
+        done = range(first + 1, first + count + 1)
+        kept = [n for n in done if n % stride == 0 or n == self.total_iterations]
+        split = {(0, kept[-1]): self._time_split()} if kept else {}
         for index, trace in enumerate(traces):
-            for row in range(count):
-                iteration = first + row + 1
+            for row, iteration in enumerate(done):
                 values = {name: float(x[row]) for name, x in trace.items()}
                 if values.get("train/n_updates") == 0:  # the replay is still filling
                     values = {n: x for n, x in values.items() if not n.startswith(LEARNED)}
@@ -272,10 +282,32 @@ class Session:
                     "time/compile_seconds": self.driver.compile_seconds,
                 }
                 if iteration % stride == 0 or iteration == self.total_iterations:
-                    Tee(self.sinks).write(iteration * per, self.progress.seconds, values, index)
+                    all_values = values | split.get((index, iteration), {})
+                    Tee(self.sinks).write(iteration * per, self.progress.seconds, all_values, index)
             Tee(self.displays).write(self.steps, self.progress.seconds, values, index)
             if index == 0:
                 self.last |= values
+
+    def _spent(self) -> dict[str, float]:
+        """Seconds that each kind of work has taken so far."""
+        return {**self.driver.seconds, **self._waited, "compile": self.driver.compile_seconds}
+
+    def _time_split(self) -> dict[str, float]:
+        """Where the time since the last call went, as shares."""
+        now, spent = time.perf_counter(), self._spent()
+        since, before = self._dumped or (now, spent)
+        self._dumped = now, spent
+        return shares({kind: spent[kind] - before[kind] for kind in spent}, now - since)
+
+    @contextmanager
+    def _waiting(self, kind: str) -> Iterator[None]:
+        """Counts the time inside as waiting for something, but for what is compiled in it."""
+        began, compiled = time.perf_counter(), self.driver.compile_seconds
+        try:
+            yield
+        finally:
+            compiling = self.driver.compile_seconds - compiled
+            self._waited[kind] += max(time.perf_counter() - began - compiling, 0.0)
 
     def _check_finite(self, values: dict[str, float], step: int, index: int) -> None:
         bad = [name for name, value in values.items() if not math.isfinite(value)]

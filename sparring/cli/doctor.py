@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -12,8 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from sparring import secrets
 from sparring.cli.output import Output, paragraph
-from sparring.cli.parser import Options, Parser
+from sparring.cli.parser import Options, Parser, UsageError
+from sparring.cli.pins import installed, unmet
 from sparring.evaluation import graphics
 
 EXTRAS = {
@@ -32,8 +33,12 @@ EXTRAS = {
     "sweep": ("optuna",),
 }
 PACKAGES = ("sparring", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "safetensors")
+DEEP = "ppo,dqn,sac"
+"""Algorithms that --deep examines: one of each family."""
 LITTLE = 2 * 2**30
 """Bytes of disk or memory below which a run may not end well."""
+MOST_PINS = 8
+"""Clashes of versions that are listed."""
 
 
 class Symptom(NamedTuple):
@@ -46,12 +51,29 @@ class Symptom(NamedTuple):
 
 
 def parser() -> Parser:
-    return Parser("doctor", "Look at this machine and installation, and say what to fix.")
+    made = Parser(
+        "doctor",
+        "Look at this machine and installation, and say what to fix. --deep also trains on the probe\n"
+        "environments, where every right answer is known, and says which part of an algorithm fails first.",
+        ("doctor", "doctor --deep ppo"),
+    )
+    made.add_argument(
+        "--deep",
+        nargs="?",
+        const=DEEP,
+        metavar="ALGO,…",
+        help=f"train algorithms on the probes (default {DEEP}); takes minutes the first time",
+    )
+    return made
 
 
 def run(options: Options, out: Output) -> int:
+    algorithms = [] if options.deep is None else [name for name in options.deep.split(",") if name]
+    if options.deep is not None and not algorithms:
+        raise UsageError(f"--deep names no algorithm. Write --deep ppo, or --deep alone for {DEEP}.")
+    classes = find_algorithms(algorithms)
     symptoms = []
-    for look in (python, packages, extras, legacy_gym, opencv, memory, disk, video, gl, devices, speed):
+    for look in LOOKS:
         try:
             found = list(look())
         except Exception as error:  # noqa: BLE001  (a doctor reports whatever breaks)
@@ -59,12 +81,56 @@ def run(options: Options, out: Output) -> int:
         for symptom in found:
             mark = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}[symptom.level]
             fix = f" → {symptom.fix}" if symptom.fix else ""
-            out.say(paragraph(f"{mark} {symptom.name:<9} {symptom.found}{fix}", 18))
+            out.say(paragraph(secrets.redact(f"{mark} {symptom.name:<9} {symptom.found}{fix}"), 18))
         symptoms += found
     problems = sum(symptom.level == "problem" for symptom in symptoms)
-    out.say("No problems." if not problems else f"{problems} problems.")
-    out.result({"ok": not problems, "checks": [symptom._asdict() for symptom in symptoms]})
-    return 1 if problems else 0
+    out.say("No problems." if not problems else f"{problems} problem{'s' if problems > 1 else ''}.")
+    deep = {name: examine(name, cls, out) for name, cls in classes.items()}
+    sick = [name for name, found in deep.items() if not found["ok"]]
+    result: dict[str, Any] = {
+        "ok": not problems and not sick,
+        "checks": [
+            s._replace(found=secrets.redact(s.found), fix=secrets.redact(s.fix))._asdict() for s in symptoms
+        ],
+    }
+    out.result(result | ({"deep": deep} if deep else {}))
+    return 1 if problems or sick else 0
+
+
+def find_algorithms(names: list[str]) -> dict[str, Any]:
+    """The classes of algorithms, before anything takes time; an unknown name is an error."""
+    if not names:
+        return {}
+    from sparring.model import algorithm_class
+
+    return {name: algorithm_class(name) for name in names}
+
+
+def examine(algorithm: str, cls: Any, out: Output) -> dict[str, Any]:
+    """Trains an algorithm on the probes in order, up to the first one that fails."""
+    from sparring.drivers.platform import prepare
+    from sparring.evaluation import checks
+
+    prepare("auto")
+    verdicts = []
+    for number, name in enumerate(checks.PROBES, 1):
+        out.say(f"{algorithm}: probe {number} of {len(checks.PROBES)}, {name} …")
+        began = time.perf_counter()
+        verdict = checks.run_probe(cls, name)
+        verdicts.append(verdict)
+        measured = verdict.measured if verdict.result != "skip" else "not for this algorithm"
+        out.say(f"  {verdict.result} in {time.perf_counter() - began:.0f} s: {measured}")
+        if verdict.result == "fail":
+            break
+    sentence = checks.localise(algorithm, verdicts)
+    out.say(paragraph(sentence))
+    failed = next((v.probe for v in verdicts if v.result == "fail"), None)
+    return {
+        "ok": failed is None and any(v.result == "pass" for v in verdicts),
+        "first_failure": failed,
+        "sentence": sentence,
+        "probes": [v._asdict() for v in verdicts],
+    }
 
 
 def python() -> Iterator[Symptom]:
@@ -74,7 +140,7 @@ def python() -> Iterator[Symptom]:
 
 
 def packages() -> Iterator[Symptom]:
-    found = {name: _version(name) for name in PACKAGES}
+    found = {name: installed(name) for name in PACKAGES}
     yield Symptom("packages", "ok", ", ".join(f"{n} {v}" for n, v in found.items() if v))
     for name in (name for name, version in found.items() if version is None):
         yield Symptom("packages", "problem", f"{name} is not installed", f"pip install {name}")
@@ -88,14 +154,71 @@ def packages() -> Iterator[Symptom]:
         )
 
 
+def _present() -> list[str]:
+    """The extras whose modules are installed."""
+    return [name for name, needs in EXTRAS.items() if all(map(importlib.util.find_spec, needs))]
+
+
 def extras() -> Iterator[Symptom]:
-    present = [name for name, needs in EXTRAS.items() if all(map(importlib.util.find_spec, needs))]
+    present = _present()
     absent = [name for name in EXTRAS if name not in present]
     yield Symptom("extras", "ok", f"installed: {', '.join(present) or 'none'}")
     if absent:
         yield Symptom(
             "extras", "ok", f"absent: {', '.join(absent)}", f"pip install 'sparring[{','.join(absent)}]'"
         )
+
+
+def pins() -> Iterator[Symptom]:
+    """Versions that sparring, its installed extras and their own packages ask for."""
+    if importlib.util.find_spec("packaging") is None:
+        yield Symptom("pins", "ok", "not checked: packaging is not installed", "pip install packaging")
+        return
+    found = list(unmet("sparring", _present()))
+    for pin in found[:MOST_PINS]:
+        fix = f"pip install '{pin.needs}'"
+        yield Symptom("pins", "problem" if pin.by == "sparring" else "warning", pin.text, fix)
+    if len(found) > MOST_PINS:
+        more = len(found) - MOST_PINS
+        yield Symptom("pins", "warning", f"and {more} more packages do not fit", "pip check")
+    if not found:
+        yield Symptom("pins", "ok", "every package has the versions that it asks for")
+
+
+def cache() -> Iterator[Symptom]:
+    """Where compiled programs are kept between runs."""
+    import jax
+
+    from sparring.drivers.platform import CACHE_BYTES, keep_programs
+
+    keep_programs()
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    if folder is None:
+        off = os.environ.get("SPARRING_CACHE_DIR") == ""
+        why = "SPARRING_CACHE_DIR is empty" if off else "its folder cannot be made"
+        fix = "unset SPARRING_CACHE_DIR" if off else "set SPARRING_CACHE_DIR to a folder that can be written"
+        yield Symptom("cache", "warning", f"programs are compiled anew in every run: {why}", fix)
+        return
+    place = Path(folder)
+    if place.is_dir() and not os.access(place, os.W_OK):
+        fix = "set SPARRING_CACHE_DIR to a folder that can be written"
+        yield Symptom("cache", "warning", f"{folder} cannot be written to", fix)
+        return
+    sizes = [path.stat().st_size for path in place.glob("*") if path.is_file()]
+    held = f"{len(sizes)} files, {sum(sizes) / 2**20:.0f} of {CACHE_BYTES / 2**20:.0f} MiB"
+    yield Symptom("cache", "ok", f"compiled programs are kept in {folder} ({held})")
+
+
+def tokens() -> Iterator[Symptom]:
+    """Which services this machine can log in to; the tokens themselves are never read or shown."""
+    known = [name for name in secrets.VARIABLES if os.environ.get(name)]
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    places = {"the Hub's login file": home / "token", "~/.netrc": Path.home() / ".netrc"}
+    known += [name for name, place in places.items() if place.is_file()]
+    yield Symptom("tokens", "ok", f"present: {', '.join(known) or 'none'}")
+    mode = os.environ.get("WANDB_MODE", "")
+    if mode:
+        yield Symptom("tokens", "ok", f"WANDB_MODE is {mode[:20]!r}")
 
 
 def legacy_gym() -> Iterator[Symptom]:
@@ -114,7 +237,7 @@ def opencv() -> Iterator[Symptom]:
         "opencv-contrib-python",
         "opencv-contrib-python-headless",
     )
-    there = [name for name in names if _version(name)]
+    there = [name for name in names if installed(name)]
     if len(there) > 1:
         fix = f"pip uninstall {' '.join(there)}; pip install opencv-python-headless"
         yield Symptom("opencv", "warning", f"{' and '.join(there)} overwrite each other", fix)
@@ -122,23 +245,19 @@ def opencv() -> Iterator[Symptom]:
         try:
             import cv2
 
-            yield Symptom("opencv", "ok", f"cv2 {cv2.__version__} works with numpy {_version('numpy')}")
+            yield Symptom("opencv", "ok", f"cv2 {cv2.__version__} works with numpy {installed('numpy')}")
         except Exception as error:  # noqa: BLE001  (a binary built for another numpy fails in its own ways)
             fix = "pip install -U opencv-python-headless"
             yield Symptom("opencv", "problem", f"cv2 cannot be imported: {error}", fix)
 
 
 def memory() -> Iterator[Symptom]:
-    table = Path("/proc/meminfo")
-    if not table.is_file():
+    from sparring.replay.size import free_bytes
+
+    free = free_bytes()
+    if free is None:
         return
-    sizes = {
-        key: int(value.split()[0]) * 1024
-        for key, _, value in (line.partition(":") for line in table.read_text().splitlines())
-        if value.split()
-    }
-    free, total = sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
-    text = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB available"
+    text = f"{free / 2**30:.1f} GiB available to this process"
     if free < LITTLE:
         yield Symptom("memory", "warning", text, "close other programs or use fewer environments")
     else:
@@ -191,6 +310,10 @@ def devices() -> Iterator[Symptom]:
     found = jax.devices()
     kinds = ", ".join(sorted({f"{device.platform} ({device.device_kind})" for device in found}))
     yield Symptom("devices", "ok", f"jax computes on {len(found)} × {kinds}")
+    held = (found[0].memory_stats() or {}).get("bytes_limit") if found[0].platform != "cpu" else None
+    if held:
+        share = "in advance" if os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") != "false" else "as needed"
+        yield Symptom("devices", "ok", f"jax takes up to {held / 2**30:.1f} GiB of its memory, {share}")
     if found[0].platform == "cpu" and shutil.which("nvidia-smi"):
         fix = "pip install 'sparring[cuda]'"
         yield Symptom("devices", "warning", "there is an NVIDIA driver, but jax sees no GPU", fix)
@@ -224,12 +347,24 @@ def _seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+LOOKS: tuple[Callable[[], Iterator[Symptom]], ...] = (
+    python,
+    packages,
+    extras,
+    pins,
+    legacy_gym,
+    opencv,
+    memory,
+    disk,
+    tokens,
+    video,
+    gl,
+    devices,
+    cache,
+    speed,
+)
+"""Everything that is looked at, what needs jax last."""

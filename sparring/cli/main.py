@@ -30,6 +30,7 @@ VERBS = {
     "pull": "get an agent from the Hugging Face Hub",
     "import-sb3": "take over a model that Stable-Baselines3 saved",
     "diagnose": "say what is wrong with a run and what to do next",
+    "mcp": "serve runs to a desktop language model, read-only",
     "config": "show every setting, its value and where it came from",
     "check-env": "verify an environment and say what to fix",
     "check-algo": "run the probe environments on an algorithm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -120,6 +121,7 @@ class Fused:
         self.rows = rows
         self.seeds = seeds
         self.iteration = 0
+        self.seconds = {"fused": 0.0, "transfer": 0.0}
         self._compiled_before = compile_seconds()
         self._program: Any = None
         self._unroll = unroll
@@ -143,6 +145,7 @@ class Fused:
         if self._program is None:
             self._compile()
         first, count = jnp.int32(self.iteration), jnp.int32(iterations)
+        began, compiled = time.perf_counter(), compile_seconds()
 
         def one(index: int) -> tuple[World, Metrics]:
             return jax.block_until_ready(
@@ -151,7 +154,8 @@ class Fused:
 
         if self._stacked:
             world = jax.tree.map(lambda *x: jnp.stack(x), *self.worlds)
-            world, metrics = self._program(self.algo, world, jnp.stack(self._keys), first, count)
+            keys_of_all = jnp.stack(self._keys)
+            world, metrics = jax.block_until_ready(self._program(self.algo, world, keys_of_all, first, count))
             size = len(self.seeds)
             self.worlds = [jax.tree.map(lambda x, i=i: x[i], world) for i in range(size)]
             traces = [jax.tree.map(lambda x, i=i: x[i], metrics) for i in range(size)]
@@ -164,7 +168,11 @@ class Fused:
             self.worlds = [world for world, _ in done]
             traces = [trace for _, trace in done]
         self.iteration += iterations
-        return [{name: np.asarray(x)[:iterations] for name, x in trace.items()} for trace in traces]
+        done_at = time.perf_counter()
+        fetched = [{name: np.asarray(x)[:iterations] for name, x in trace.items()} for trace in traces]
+        self.seconds["fused"] += max(done_at - began - (compile_seconds() - compiled), 0.0)
+        self.seconds["transfer"] += time.perf_counter() - done_at
+        return fetched
 
     def _compile(self) -> None:
         program = partial(run, self.env, self._unroll)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -43,6 +43,8 @@ REPLAY = "replay/"
 """How the names of a host replay's arrays begin in a checkpoint."""
 AT_ONCE = 64
 """Steps that wait before they are copied into the rollout's buffers."""
+LOOK_SECONDS = 0.1
+"""Time between two looks at what copying a rollout to an accelerator takes."""
 
 
 class Situation(NamedTuple):
@@ -172,7 +174,7 @@ class Host:
         self.on_step = on_step
         self.action: Any = None
         """the last actions, for `on_step`"""
-        self.seconds = {"env": 0.0, "act": 0.0, "update": 0.0}
+        self.seconds = {"env": 0.0, "act": 0.0, "transfer": 0.0, "update": 0.0}
         self._key = jax.random.key(seed)
         self._seed = seed
         self._none_lost = np.zeros(self.rows, bool)
@@ -182,6 +184,8 @@ class Host:
         """weights and keys to act with, where the last update left them"""
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
         self._compiled_before = compile_seconds()
+        self._copies = jax.default_backend() != "cpu"
+        self._looked_at, self._copying = -LOOK_SECONDS, 0.0
         timestep = self._reset()
         self.actor = jax.tree.map(np.asarray, actor.start(self.algo, timestep, self._key))
         self._controller = actor.controller_of(self.algo)
@@ -245,24 +249,56 @@ class Host:
     def advance(self, iterations: int) -> list[dict[str, np.ndarray]]:
         """Runs iterations and returns, for the one seed, each metric as an array over them."""
         traces = [self._iterate() for _ in range(iterations)]
-        return [{name: np.stack([np.asarray(t[name]) for t in traces]) for name in traces[0]}]
+        done = time.perf_counter()
+        fetched = {name: np.stack([np.asarray(t[name]) for t in traces]) for name in traces[0]}
+        self.seconds["transfer"] += time.perf_counter() - done
+        return [fetched]
 
     def _iterate(self) -> Metrics:
+        before, compiled = self.seconds.copy(), compile_seconds()
         self._collect()
-        collected = time.perf_counter()
+        self._leave_out(compile_seconds() - compiled, before, "act", "env")
+        began, compiled = time.perf_counter(), compile_seconds()
         here = (self._key, np.int32(self.iteration))
+        rollout = self._rollout()
         if self._ring is None:
-            metrics = self._learn(self._rollout(), *here)
+            rollout, copying = self._handed_over(rollout)
+            metrics = self._learn(rollout, *here)
         else:
-            rollout = self._rollout()
             self._ring.add(rollout)
-            self.learner, metrics = _learn_from(self.algo, self.learner, rollout, self._drawn(), *here)
+            batches = self._drawn()
+            copying = time.perf_counter() - began
+            self.learner, metrics = _learn_from(self.algo, self.learner, rollout, batches, *here)
         if self._controller is not None:
             metrics = metrics | _control_metrics(self.algo, self.actor.control)
         metrics = jax.block_until_ready(metrics)
-        self.seconds["update"] += time.perf_counter() - collected
+        self.seconds["transfer"] += copying
+        self.seconds["update"] += max(time.perf_counter() - began - copying, 0.0)
+        self._leave_out(compile_seconds() - compiled, before, "update", "transfer")
         self.iteration += 1
         return metrics
+
+    def _handed_over(self, rollout: Transition) -> tuple[Transition, float]:
+        """The rollout where the networks are, and about how long its copy took.
+
+        A CPU's networks read it in place. To an accelerator it is copied by the call itself; every so often
+        the copy is made apart and timed, and the time stands for those in between.
+        """
+        began = time.perf_counter()
+        if self._copies and began - self._looked_at >= LOOK_SECONDS:
+            rollout = jax.block_until_ready(jax.device_put(rollout))
+            self._looked_at = time.perf_counter()
+            self._copying = self._looked_at - began
+        return rollout, self._copying
+
+    def _leave_out(self, compiling: float, before: Mapping[str, float], *kinds: str) -> None:
+        """Takes time that was spent compiling off the kinds it was counted to since `before`."""
+        if not compiling:
+            return
+        for kind in kinds:
+            taken = min(compiling, self.seconds[kind] - before[kind])
+            self.seconds[kind] -= taken
+            compiling -= taken
 
     def _learn(self, rollout: Transition, key: Key, iteration: Any) -> Metrics:
         """Adds the rollout to the replay and learns, in one program or, where there is a wait, in two."""
@@ -371,6 +407,7 @@ class Host:
         Many at once: in a loop of its own this code stays in the processor's caches, between the
         environment's and the network's it does not.
         """
+        began = time.perf_counter()
         loses = self._buffers.mask is not None
         start = end - len(steps)
         for t, (state, action, extras, timestep) in enumerate(steps, start):
@@ -379,6 +416,7 @@ class Host:
             record = actor.transition(state, action, extras, outcome)
             for place, leaf in zip(self._bins, jax.tree.leaves(record), strict=True):
                 place[t] = leaf
+        self.seconds["transfer"] += time.perf_counter() - began
 
     def _rollout(self) -> Transition:
         """The buffers; a mask that masks nothing is left out, so that the dense update runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +26,11 @@ class Driver(Protocol):
     algo: Any
     seeds: tuple[int, ...]
     iteration: int
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What `advance` spent its time on so far, compilation apart: kinds as in metrics.performance."""
+        ...
 
     @property
     def compile_seconds(self) -> float: ...

@@ -86,23 +86,35 @@ def prune(folder: Path, limit: int) -> None:
         total -= size
 
 
-_compiling: list[tuple[float, float]] = []
-"""When this process traced, lowered or compiled: disjoint intervals in order of time."""
+class _Compiling:
+    """When this process traced, lowered or compiled: disjoint intervals in order of time, and their sum."""
+
+    def __init__(self) -> None:
+        self.intervals: list[tuple[float, float]] = []
+        self.seconds = 0.0
+
+    def note(self, start: float, end: float) -> None:
+        """Adds an interval; an outer trace ends after the inner ones it contains."""
+        while self.intervals and self.intervals[-1][1] > start:
+            earlier, until = self.intervals.pop()
+            self.seconds -= until - earlier
+            start = min(start, earlier)
+        self.intervals.append((start, end))
+        self.seconds += end - start
+
+
+_compiling = _Compiling()
 
 
 def _note_compilation(event: str, duration_secs: float, **_: str | int) -> None:
-    if not event.startswith("/jax/core/compile/"):
-        return
-    end = time.perf_counter()
-    start = end - duration_secs
-    while _compiling and _compiling[-1][1] > start:  # an outer trace ends after the inner ones it contains
-        start = min(start, _compiling.pop()[0])
-    _compiling.append((start, end))
+    if event.startswith("/jax/core/compile/"):
+        end = time.perf_counter()
+        _compiling.note(end - duration_secs, end)
 
 
 def compile_seconds() -> float:
-    """Seconds that this process has spent compiling so far."""
-    return sum(end - start for start, end in _compiling)
+    """Seconds that this process has spent compiling so far; cheap enough to ask in every iteration."""
+    return _compiling.seconds
 
 
 jax.monitoring.register_event_duration_secs_listener(_note_compilation)

@@ -30,6 +30,12 @@ class Several:
         return self.drivers[0].iteration
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """The sum over the drivers: they take turns."""
+        kinds = self.drivers[0].seconds
+        return {kind: sum(d.seconds[kind] for d in self.drivers) for kind in kinds}
+
+    @property
     def compile_seconds(self) -> float:
         return self.drivers[0].compile_seconds
 

@@ -7,14 +7,14 @@ first one that fails says where to look.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparring.config import from_mapping
+from sparring.config import Linear, from_mapping
 from sparring.drivers.fused import Fused
 from sparring.envs import registry
 from sparring.errors import SpaceMismatch
@@ -36,6 +36,24 @@ SETTINGS: dict[str, Any] = {
     "vf": (32,),
     "max_episode_steps": 8,
 }
+
+REPLAYED: dict[str, Any] = {
+    "n_steps": 1,
+    "batch_size": 64,
+    "buffer_size": 16_000,
+    "learning_starts": 64,
+    "train_freq": 4,
+    "gradient_steps": 2,
+    "learning_rate": Linear(0.01),
+    "gamma": 0.9,
+    "ent_coef": 0.02,
+    "net_arch": (32,),
+    "pi": (32,),
+    "qf": (32,),
+}
+"""The same for algorithms with a replay, whose settings of the same name mean something else."""
+COPIED, FOLLOWING = {"target_update_interval": 128}, {"tau": 0.05}
+"""How a target network keeps up in so few updates: copied every so often, or following at every update."""
 
 Result = Literal["pass", "fail", "note", "skip"]
 
@@ -99,8 +117,7 @@ def run_probe(algorithm: Any, name: str, seed: int = 0, given: Mapping[str, Any]
     """Trains an algorithm class on one probe and holds what it learned against the right answer."""
     probe = PROBES[name]
     env = registry.make(f"probe/{name}")
-    known = {field.name for field in dataclasses.fields(algorithm.Config)}
-    values = {key: value for key, value in SETTINGS.items() if key in known} | dict(given or {})
+    values = settings_for(algorithm) | dict(given or {})
     spec = dataclasses.replace(env.spec, rows=ROWS)
     try:
         algo = algorithm(spec, from_mapping(algorithm.Config, values))
@@ -118,6 +135,29 @@ def run_probe(algorithm: Any, name: str, seed: int = 0, given: Mapping[str, Any]
     if probe.kind == "value":
         return _judge_values(name, probe, driver)
     return _judge_return(name, probe, driver, env, seed)
+
+
+def settings_for(algorithm: Any) -> dict[str, Any]:
+    """The probes' settings that an algorithm has."""
+    known = {field.name: field.default for field in dataclasses.fields(algorithm.Config)}
+    wanted = SETTINGS
+    if "buffer_size" in known:
+        wanted = REPLAYED | (COPIED if known.get("tau") == 1.0 else FOLLOWING)
+    return {key: value for key, value in wanted.items() if key in known}
+
+
+def localise(algorithm: str, verdicts: Sequence[Verdict]) -> str:
+    """One sentence: the first probe that fails isolates the broken part, since all before it work."""
+    passed = [verdict.probe for verdict in verdicts if verdict.result == "pass"]
+    first = next((verdict for verdict in verdicts if verdict.result == "fail"), None)
+    works = f" ({', '.join(passed)} work)" if passed else ""
+    if first is not None:
+        return f"{algorithm} fails first at {first.probe}{works}: {first.hint}. Measured: {first.measured}."
+    if not passed:
+        return f"{algorithm} was examined by no probe: none fits its actions or values."
+    noted = [verdict for verdict in verdicts if verdict.result == "note"]
+    more = "".join(f" Noted at {verdict.probe}: {verdict.hint}." for verdict in noted)
+    return f"{algorithm} passes {len(passed)} probes: {', '.join(passed)}.{more}"
 
 
 def _judge_values(name: str, probe: Probe, driver: Fused) -> Verdict:

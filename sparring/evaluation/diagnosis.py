@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparring.evaluation.statistics import interval
-from sparring.metrics import charts, sqlite, wandb_history
+from sparring.metrics import charts, performance, sqlite, wandb_history
 from sparring.metrics.advice import Commands
 from sparring.metrics.health import Alert, Context, Engine, Rule, replay
 from sparring.metrics.rules import EVAL, NOT_BUILT, RETURN, RULES, SAMPLED
@@ -135,6 +135,9 @@ def diagnose(subject: Subject, since: int = 0, target: float | None = None) -> d
     skipped = [{"id": rule.key, "why": engine.skipped(rule)} for rule in engine.rules if rule not in judged]
     skipped += [{"id": rule.key, "why": "for other algorithms"} for rule in engine.left_out]
     skipped += [{"id": name, "why": why} for name, why in NOT_BUILT.items()]
+    speed = performance.judge(
+        subject.records, subject.config, commands, clean(subject.facts.get("device", ""))
+    )
     report = {
         "schema": SCHEMA,
         "run": _run(subject),
@@ -145,12 +148,13 @@ def diagnose(subject: Subject, since: int = 0, target: float | None = None) -> d
         "timeline": _timeline(subject, findings, curves, since),
         "series": _series(curves, findings, since),
         "environment": _environment(curves),
+        "performance": None if speed is None else speed.as_json(),
         "config_changed": {clean(k): clean(str(subject.config.get(k))) for k in sorted(subject.changed)},
         "passes": [_pass(rule, engine) for rule in passes],
         "missing": _missing(subject, curves),
         "checks_run": len(judged),
         "checks_skipped": skipped,
-        "next": _next(subject, findings, commands),
+        "next": _next(subject, findings, commands, "" if speed is None else speed.command),
     }
     rounded: dict[str, Any] = _rounded(report)
     return rounded
@@ -431,14 +435,17 @@ def _missing(subject: Subject, curves: Curves) -> list[str]:
     return out
 
 
-def _next(subject: Subject, findings: list[dict[str, Any]], commands: Commands) -> list[str]:
-    """At most four commands: what the findings suggest, then looking at the agent."""
+def _next(
+    subject: Subject, findings: list[dict[str, Any]], commands: Commands, faster: str = ""
+) -> list[str]:
+    """At most four commands: what the findings suggest, then looking at the agent, then speed."""
     ordered = sorted(findings, key=lambda f: (f["id"] in OUTCOMES, f["level"] != "error", f["first_step"]))
     wanted = [step["cmd"] for finding in ordered for step in finding["try"][:1]]
     if subject.has_best:
         wanted.append(f"sparring eval {commands.run} --best")
     if subject.status in ("killed", "interrupted", "stopped"):
         wanted.append(f"sparring resume {commands.run}")
+    wanted += [faster] if faster.startswith("sparring train") else []
     return list(dict.fromkeys(wanted))[:4]
 
 

@@ -35,6 +35,7 @@ def render(report: Mapping[str, Any], budget: int = BUDGET, detail: bool = False
     sections = [
         _findings(findings, 99 if detail else 4),
         _next(report),
+        _performance(report),
         _timeline(report, 40 if detail else 8),
         _curves(report, 15 if detail else 5),
         _notes(notes),
@@ -158,6 +159,16 @@ def _environment(report: Mapping[str, Any], most: int) -> list[str]:
     numbers = [f"{k} {_n(v)}" for k, v in facts.items() if k != "note"][:most]
     out = [f"environment: {', '.join(numbers)}"] if numbers else []
     return [*out, f"  {facts['note']}"] if "note" in facts else out
+
+
+def _performance(report: Mapping[str, Any]) -> list[str]:
+    speed = report["performance"]
+    if speed is None:
+        return []
+    parts = sorted(speed["shares"].items(), key=lambda part: -part[1])
+    text = " ".join(f"{kind} {share:.0%}" for kind, share in parts if share >= 0.005)
+    lines = [f"time: {text}; device idle {speed['device_idle']:.0%}", f"  {speed['sentence']}"]
+    return [*lines, f"  try: {speed['command']}"] if speed["command"] else lines
 
 
 def _passes(report: Mapping[str, Any], detail: bool) -> list[str]:

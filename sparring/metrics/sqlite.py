@@ -118,7 +118,7 @@ class SqliteSink:
             ("UPDATE alerts SET last = ?1 WHERE last > ?1", (int(step),)),
         )
 
-    def describe(self, metadata: Mapping[str, str]) -> None:
+    def describe(self, metadata: Mapping[str, Any]) -> None:
         """Stores facts about the run beside its metrics."""
         insert = "INSERT OR REPLACE INTO metadata VALUES (?, ?)"
         self._do(*((insert, (str(name), str(value))) for name, value in metadata.items()))

@@ -32,12 +32,19 @@ def provenance() -> dict[str, Any]:
         **{package: _version(package) for package in PACKAGES},
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
-        "device": jax.devices()[0].device_kind,
+        "device": device(),
         "cpu": processor(),
         "cores": visible_cores(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "x64": bool(jax.config.read("jax_enable_x64")),
     }
+
+
+def device() -> str:
+    """What jax computes on: `cpu`, or a GPU's name."""
+    import jax
+
+    return str(jax.devices()[0].device_kind)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

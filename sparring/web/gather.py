@@ -15,13 +15,14 @@ import numpy as np
 from sparring.errors import CheckpointError, ConfigError, StorageError
 from sparring.evaluation.statistics import Interval, iqm
 from sparring.evaluation.statistics import interval as seed_interval
-from sparring.metrics import sqlite
+from sparring.metrics import performance, sqlite
+from sparring.metrics.advice import Commands
 from sparring.metrics.registry import meaning
 from sparring.metrics.sqlite import Curve
 from sparring.runs import sealed
 from sparring.runs.artefact import AGENT, AGENT_LIMIT
 from sparring.runs.checkpoint import MANIFEST, listing
-from sparring.runs.directory import CONFIG, RunDirectory
+from sparring.runs.directory import CONFIG, RunDirectory, Status
 from sparring.web.curves import Band, align, summarise, thin
 
 MOST_POINTS = 500
@@ -107,6 +108,8 @@ class Facts(NamedTuple):
     scores: tuple[Score, ...]
     alerts: tuple[Alert, ...] | None
     """None when the run kept none, which is not the same as being well"""
+    speed: str = ""
+    """where its time went, in a sentence; empty when it was not recorded"""
 
 
 class Series(NamedTuple):
@@ -284,6 +287,7 @@ def _facts(run: RunDirectory, label: str, curves: Mapping[str, list[Curve]]) -> 
     given = config.get("seeds")
     seeds = tuple(map(_whole, given)) if isinstance(given, list) and given else (_whole(status.seed),)
     elapsed = [float(c.times[-1]) for found in curves.values() for c in found]
+    hardware = machine(run)
     return Facts(
         label=label,
         folder=run.path,
@@ -297,10 +301,29 @@ def _facts(run: RunDirectory, label: str, curves: Mapping[str, list[Curve]]) -> 
         started=_number(status.started) or 0.0,
         seconds=max(elapsed, default=None),
         settings=tuple(settings(config, _comments(run.path / CONFIG))),
-        machine=machine(run),
+        machine=hardware,
         scores=tuple(scores(curves)),
         alerts=read_alerts(run.metrics, seeds, curves),
+        speed=speed(run.name, status, config, curves, hardware.get("device", "")),
     )
+
+
+def speed(
+    name: str, status: Status, config: Mapping[str, Any], curves: Mapping[str, list[Curve]], device: str
+) -> str:
+    """What the time split says, with the command to try."""
+    rows: dict[int, dict[str, float]] = {}
+    for metric in (performance.WINDOW, *(f"time/{kind}" for kind in performance.KINDS)):
+        for curve in curves.get(metric, [])[:1]:
+            for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True):
+                rows.setdefault(step, {})[metric] = value
+    sections = (config.get(part, {}) for part in ("settings", "config"))
+    known = {key: value for part in sections if isinstance(part, Mapping) for key, value in part.items()}
+    commands = Commands(status.algo, status.env, name, known, _whole(status.total))
+    found = performance.judge([(step, 0, values) for step, values in rows.items()], known, commands, device)
+    if found is None:
+        return ""
+    return f"{found.sentence} Try: {found.command}" if found.command else found.sentence
 
 
 def settings(config: Mapping[str, Any], sources: Mapping[str, str], table: str = "") -> Iterable[Setting]:

@@ -44,6 +44,7 @@ def _card(index: int, run: Facts) -> Html:
         ("training time", duration(run.seconds)),
         ("started", _date(run.started)),
     ]
+    rows += [("speed", run.speed)] if run.speed else []
     final = next((s for s in run.scores if s.which == "final" and s.kind == "deterministic"), None)
     health = "not recorded" if run.alerts is None else _counts(run)
     return tag(

@@ -1,0 +1,1 @@
+"""Runs for a language model on the same desktop: the Model Context Protocol, read-only."""
