@@ -184,7 +184,10 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
         if type(None) in args and (value is None or value == "none"):
             return None
         options = [a for a in args if a is not type(None)]
-        if any(a is Linear for a in options):  # an optional schedulable
+        if any(a is Linear for a in options):  # a schedulable, or none, or a list of numbers
+            listed = [a for a in options if typing.get_origin(a) is tuple]
+            if listed and isinstance(value, (list, tuple)) and not isinstance(value, Schedule):
+                return coerce(value, listed[0], key)
             return _schedulable(value, key)
         problems = []
         for option in options:
