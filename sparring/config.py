@@ -64,6 +64,12 @@ class Piecewise(NamedTuple):
     progress: tuple[float, ...]
     value: tuple[float, ...]
 
+    def __repr__(self) -> str:
+        """All knots where they are few, else the ends and how many there are."""
+        knots = [f"{p:g}: {v:g}" for p, v in zip(self.progress, self.value, strict=True)]
+        shown = knots if len(knots) <= 6 else [knots[0], f"… {len(knots) - 2} more …", knots[-1]]
+        return f"Piecewise({', '.join(shown)})"
+
     def at(self, progress: Any) -> Any:
         return jnp.interp(progress, jnp.asarray(self.progress), jnp.asarray(self.value))
 

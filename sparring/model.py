@@ -415,8 +415,18 @@ class Model:
         """A setting by its name."""
         config = self.__dict__.get("config")
         if name.startswith("_") or config is None or not hasattr(config, name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            from sparring.common.elsewhere import place
+
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{place(name)}")
         return getattr(config, name)
+
+    @property
+    def exploration_rate(self) -> float:
+        """The share of random choices now, of an algorithm that explores by it."""
+        weights = self.algo().policy(self.train_state())
+        if not hasattr(weights, "epsilon"):
+            raise ConfigError(f"{type(self).__name__} has no exploration_rate: it does not act by chance.")
+        return float(weights.epsilon)
 
     # -- acting ------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class CrossQConfig(OffPolicyConfig, ActorConfig, NoiseConfig):
+class CrossQConfig(NoiseConfig, OffPolicyConfig, ActorConfig):
     """sb3-contrib's names and defaults."""
 
     learning_rate: Schedulable = 1e-3
@@ -156,7 +156,7 @@ class CrossQ:
         noise.check(self.config, self.spec)
         if self.config.n_critics < 1 or self.config.policy_delay < 1:
             raise ConfigError("n_critics and policy_delay must be at least 1.")
-        return []
+        return offpolicy.unwise(self.config)
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps, b1=self.config.adam_b1)

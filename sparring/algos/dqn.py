@@ -102,7 +102,7 @@ class DQN:
         offpolicy.check(self.config)
         if self.config.target_update_interval < 1:
             raise ConfigError("target_update_interval must be at least 1.")
-        return []
+        return offpolicy.unwise(self.config)
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps)

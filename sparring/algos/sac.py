@@ -37,7 +37,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class SACConfig(OffPolicyConfig, ActorConfig, BinsConfig, NoiseConfig):
+class SACConfig(NoiseConfig, OffPolicyConfig, ActorConfig, BinsConfig):
     """SB3's names and defaults."""
 
     pi: tuple[int, ...] = (256, 256)
@@ -113,7 +113,7 @@ class SAC:
             raise ConfigError("n_critics and target_update_interval must be at least 1.")
         self._codec()
         noise.check(self.config, self.spec)
-        return []
+        return offpolicy.unwise(self.config)
 
     def _codec(self) -> Codec:
         codec = sight.action_codec(self.spec, self.config, squash=not self._chooses)

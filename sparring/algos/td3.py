@@ -31,7 +31,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class TD3Config(OffPolicyConfig, NoiseConfig):
+class TD3Config(NoiseConfig, OffPolicyConfig):
     """SB3's names and defaults; its action_noise objects become the fields that begin with noise."""
 
     learning_rate: Schedulable = 1e-3
@@ -112,7 +112,7 @@ class TD3:
         noise.check(self.config, self.spec)
         if self.config.n_critics < 1 or self.config.policy_delay < 1:
             raise ConfigError("n_critics and policy_delay must be at least 1.")
-        return []
+        return offpolicy.unwise(self.config)
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps)
