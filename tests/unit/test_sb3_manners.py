@@ -11,10 +11,13 @@ from conftest import algorithm
 import sparring
 from sparring import DQN, PPO, TD3
 from sparring.cli.config import cells, line, spelled
+from sparring.cli.parser import ALGORITHMS, UsageError
+from sparring.cli.train import parser
 from sparring.common.elsewhere import PLACES
 from sparring.config import Linear, Piecewise, from_mapping, tabulate, to_plain
 from sparring.errors import ConfigError, SpaceMismatch
 from sparring.evaluation.diagnosis import Subject, diagnose
+from sparring.model import ALGORITHMS as ALL
 from sparring.nets.critics import bounded
 from sparring.replay.offpolicy import too_short, unwise
 from sparring.spaces import Box, Discrete, EnvSpec, MultiBinary
@@ -116,3 +119,16 @@ def test_a_diagnosis_lists_no_rules_of_other_algorithms() -> None:
     assert not [skip for skip in report["checks_skipped"] if skip["id"].startswith(foreign)]
     assert "for other algorithms" not in str(report)
     assert np.all([skip["why"] for skip in report["checks_skipped"]])
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("--steps", "'--total-timesteps'"), ("--learning-rate", "--set learning_rate=…"), ("--sed", "'--seed'")],
+)
+def test_options_of_other_programs_are_understood_well_enough_to_help(option: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        parser().parse_args(["dqn", "CartPole-v1", option, "5"])
+
+
+def test_the_help_names_every_algorithm() -> None:
+    assert all(name in ALGORITHMS for name in ALL)
