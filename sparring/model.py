@@ -184,7 +184,11 @@ class Agent:
         fresh = state is None
         carry = self.algo.carry(rows) if fresh else _fitting(state, self.algo.carry(rows))
         start = np.ones(rows, bool) if fresh else np.zeros(rows, bool)
-        first = start if episode_start is None else np.reshape(np.asarray(episode_start, bool), rows)
+        first = start if episode_start is None else np.asarray(episode_start, bool).reshape(-1)
+        if first.size != rows:
+            raise SpaceMismatch(
+                f"episode_start has {first.size} entries for {rows} observations; give one for each."
+            )
         behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
         self._calls += 1
         place = np.array([seed, self._calls], np.uint32)

@@ -50,6 +50,12 @@ def test_attributes_that_are_elsewhere_say_where() -> None:
     assert model.exploration_rate == pytest.approx(0.7)
 
 
+def test_an_episode_start_for_every_observation() -> None:
+    model = PPO("MlpPolicy", "CartPole-v1", run_dir=False)
+    with pytest.raises(SpaceMismatch, match="episode_start has 2 entries for 1 observations"):
+        model.predict(np.zeros(4, np.float32), episode_start=[True, False])
+
+
 def test_an_exploration_rate_needs_chance() -> None:
     with pytest.raises(ConfigError, match="TD3 has no exploration_rate"):
         _ = TD3("MlpPolicy", "Pendulum-v1", run_dir=False, policy_kwargs={"net_arch": [4]}).exploration_rate
