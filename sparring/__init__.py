@@ -42,14 +42,24 @@ PLACES = {
     "evaluate_policy": "sparring.common.evaluation",
     "make": "sparring.envs.registry",
 }
-LATER = ("DDPG", "HerReplayBuffer")
+INSTEAD = {
+    "DDPG": "TD3(policy, env, policy_delay=1, target_policy_noise=0.0, n_critics=1) is the same algorithm",
+    "HerReplayBuffer": "there is no hindsight replay yet",
+    "MaskablePPO": "PPO, and every algorithm of choices, keeps to an environment's action_masks() by itself",
+    "QRDQN": "DQN(policy, env, double=True, dueling=True, prioritized=True, n_steps=3) is the nearest",
+    "RecurrentPPO": "PPO('LstmPolicy', env) has a memory; so does every algorithm, also 'GruPolicy', "
+    "'S5Policy' and 'TransformerPolicy'",
+    "TQC": "CrossQ or SAC are the nearest",
+    "TRPO": "PPO(policy, env, target_kl=0.01) is the nearest",
+}
+"""Names of SB3 and sb3-contrib that are not here, and what to use."""
 
 
 def __getattr__(name: str) -> Any:
     if name in PLACES:
         return getattr(import_module(PLACES[name]), name)
-    if name in LATER:  # an AttributeError would lose the sentence in `from sparring import …`
-        raise ImportError(f"sparring has no {name} yet. Available: {', '.join(BASELINES)}.")
+    if name in INSTEAD:  # an AttributeError would lose the sentence in `from sparring import …`
+        raise ImportError(f"sparring has no {name}: {INSTEAD[name]}. Available: {', '.join(BASELINES)}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -64,6 +64,12 @@ class Piecewise(NamedTuple):
     progress: tuple[float, ...]
     value: tuple[float, ...]
 
+    def __repr__(self) -> str:
+        """All knots where they are few, else the ends and how many there are."""
+        knots = [f"{p:g}: {v:g}" for p, v in zip(self.progress, self.value, strict=True)]
+        shown = knots if len(knots) <= 6 else [knots[0], f"… {len(knots) - 2} more …", knots[-1]]
+        return f"Piecewise({', '.join(shown)})"
+
     def at(self, progress: Any) -> Any:
         return jnp.interp(progress, jnp.asarray(self.progress), jnp.asarray(self.value))
 
@@ -184,7 +190,10 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
         if type(None) in args and (value is None or value == "none"):
             return None
         options = [a for a in args if a is not type(None)]
-        if any(a is Linear for a in options):  # an optional schedulable
+        if any(a is Linear for a in options):  # a schedulable, or none, or a list of numbers
+            listed = [a for a in options if typing.get_origin(a) is tuple]
+            if listed and isinstance(value, (list, tuple)) and not isinstance(value, Schedule):
+                return coerce(value, listed[0], key)
             return _schedulable(value, key)
         problems = []
         for option in options:

@@ -23,6 +23,7 @@ from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
 from sparring.model import Assembly, algorithm_class, assemble, save_agent
 from sparring.reference import is_reference
+from sparring.replay.offpolicy import too_short
 from sparring.runs import directory, provenance
 from sparring.runs.directory import RunDirectory
 from sparring.session import Result, Session, Settings, Stop
@@ -245,7 +246,7 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
         eval_env=False if _in_background(plan) else None,
         device=device,
     )
-    for warning in parts.warnings:
+    for warning in [*parts.warnings, *too_short(plan.config, plan.settings.total_timesteps)]:
         say(f"Warning: {warning}")
     return parts
 

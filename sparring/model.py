@@ -185,7 +185,11 @@ class Agent:
         fresh = state is None
         carry = self.algo.carry(rows) if fresh else _fitting(state, self.algo.carry(rows))
         start = np.ones(rows, bool) if fresh else np.zeros(rows, bool)
-        first = start if episode_start is None else np.reshape(np.asarray(episode_start, bool), rows)
+        first = start if episode_start is None else np.asarray(episode_start, bool).reshape(-1)
+        if first.size != rows:
+            raise SpaceMismatch(
+                f"episode_start has {first.size} entries for {rows} observations; give one for each."
+            )
         behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
         self._calls += 1
         place = np.array([seed, self._calls], np.uint32)
@@ -416,8 +420,18 @@ class Model:
         """A setting by its name."""
         config = self.__dict__.get("config")
         if name.startswith("_") or config is None or not hasattr(config, name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            from sparring.common.elsewhere import place
+
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{place(name)}")
         return getattr(config, name)
+
+    @property
+    def exploration_rate(self) -> float:
+        """The share of random choices now, of an algorithm that explores by it."""
+        weights = self.algo().policy(self.train_state())
+        if not hasattr(weights, "epsilon"):
+            raise ConfigError(f"{type(self).__name__} has no exploration_rate: it does not act by chance.")
+        return float(weights.epsilon)
 
     # -- acting ------------------------------------------------------------------------------------------
 

@@ -17,9 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import critics, policy, sight
+from sparring.nets import critics, noise, policy, sight
 from sparring.nets.heads import Head, bounds_to_unit, codec, unit_to_bounds
 from sparring.nets.layers import Dense
+from sparring.nets.noise import NoiseConfig
 from sparring.nets.policy import Actor, ActorConfig, Weights
 from sparring.nets.renorm import NormedMLP, keep_statistics
 from sparring.nets.sight import Carry, RewardStats, Stored, Trunk
@@ -34,7 +35,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class CrossQConfig(OffPolicyConfig, ActorConfig, ControlConfig):
+class CrossQConfig(NoiseConfig, OffPolicyConfig, ActorConfig, ControlConfig):
     """sb3-contrib's names and defaults."""
 
     learning_rate: Schedulable = 1e-3
@@ -127,6 +128,8 @@ class CrossQWeights(NamedTuple):
     policy: Weights
     random: Bool[Array, ""]
     """whether actions are still random"""
+    std: Float[Array, "*A"] | None = None
+    """deviation of the noise on actions; None without noise"""
 
 
 @algorithm
@@ -152,9 +155,10 @@ class CrossQ(Controlled):
         """Refuses impossible settings; returns warnings about unwise ones."""
         offpolicy.check(self.config)
         critics.bounded(self.spec, "CrossQ")
+        noise.check(self.config, self.spec)
         if self.config.n_critics < 1 or self.config.policy_delay < 1:
             raise ConfigError("n_critics and policy_delay must be at least 1.")
-        return []
+        return offpolicy.unwise(self.config)
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps, b1=self.config.adam_b1)
@@ -195,12 +199,17 @@ class CrossQ(Controlled):
     def policy(self, state: TrainState) -> CrossQWeights:
         pilot = state.actor
         actor = Actor(pilot.trunk or state.critic.trunk, pilot.body, pilot.output)
-        clip = sight.clip(self._now(state), state.moments)
-        random = offpolicy.warming_up(self.config, state.iteration, self.spec.rows)
-        return CrossQWeights(Weights(actor, state.moments, clip), random)
+        c = self._now(state)
+        clip = sight.clip(c, state.moments)
+        random = offpolicy.warming_up(c, state.iteration, self.spec.rows)
+        std = None if c.noise == "none" else noise.deviation(c)
+        return CrossQWeights(Weights(actor, state.moments, clip), random, std)
 
     def carry(self, rows: int) -> Carry:
-        return policy.start_carry(self.spec, self.config, rows)
+        carry = policy.start_carry(self.spec, self.config, rows)
+        return (
+            carry if self.config.use_sde else carry._replace(noise=noise.start(self.config, self.spec, rows))
+        )
 
     def act(
         self, weights: CrossQWeights, carry: Carry, view: View, behaviour: Behaviour, key: Key
@@ -210,6 +219,12 @@ class CrossQ(Controlled):
             self.config, weights.policy, carry, view, behaviour, act_key, self.plan.rollout
         )
         assert choice.sample is not None
+        if weights.std is not None:
+            space, noise_key = critics.bounded(self.spec, "CrossQ"), several(key, 3)[2]
+            action, drift = noise.added(
+                self.config, space, weights.std, carry.noise, view, behaviour.greedy, noise_key, action
+            )
+            after = after._replace(noise=drift)
         unit = 2.0 * uniform(random_key, choice.sample.shape) - 1.0
         drawn = unit_to_bounds(critics.bounded(self.spec, "CrossQ"), unit)
         random = jnp.broadcast_to(weights.random, action.shape[:1])

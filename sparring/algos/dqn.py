@@ -120,7 +120,7 @@ class DQN(Controlled):
                         f"A bandit can choose an n_step of at most n_steps = {self.config.n_steps}, and none "
                         "with a core. Raise n_steps, or leave n_step out of controller_space."
                     )
-        return []
+        return offpolicy.unwise(self.config)
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps)

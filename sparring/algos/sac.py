@@ -19,10 +19,11 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import critics, policy, sight
+from sparring.nets import critics, noise, policy, sight
 from sparring.nets.critics import Critics, Pilot
 from sparring.nets.heads import Codec, Head, bounds_to_unit, branches, unit_to_bounds
 from sparring.nets.layers import MLP
+from sparring.nets.noise import NoiseConfig
 from sparring.nets.policy import Actor, ActorConfig, Weights
 from sparring.nets.sight import BinsConfig, Carry, RewardStats, Stored
 from sparring.nets.values import branch_sizes, taken
@@ -37,7 +38,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class SACConfig(OffPolicyConfig, ActorConfig, BinsConfig, ControlConfig):
+class SACConfig(NoiseConfig, OffPolicyConfig, ActorConfig, BinsConfig, ControlConfig):
     """SB3's names and defaults."""
 
     pi: tuple[int, ...] = (256, 256)
@@ -84,6 +85,8 @@ class SACWeights(NamedTuple):
     policy: Weights
     random: Bool[Array, ""]
     """whether actions are still random"""
+    std: Float[Array, "*A"] | None = None
+    """deviation of the noise on actions; None without noise"""
 
 
 @algorithm
@@ -111,7 +114,8 @@ class SAC(Controlled):
         if self.config.n_critics < 1 or self.config.target_update_interval < 1:
             raise ConfigError("n_critics and target_update_interval must be at least 1.")
         self._codec()
-        return []
+        noise.check(self.config, self.spec)
+        return offpolicy.unwise(self.config)
 
     def _codec(self) -> Codec:
         codec = sight.action_codec(self.spec, self.config, squash=not self._chooses)
@@ -176,12 +180,17 @@ class SAC(Controlled):
     def policy(self, state: TrainState) -> SACWeights:
         pilot = state.actor
         actor = Actor(pilot.trunk or state.critic.trunk, pilot.body, pilot.output)
-        clip = sight.clip(self._now(state), state.moments)
-        random = offpolicy.warming_up(self.config, state.iteration, self.spec.rows)
-        return SACWeights(Weights(actor, state.moments, clip), random)
+        c = self._now(state)
+        clip = sight.clip(c, state.moments)
+        random = offpolicy.warming_up(c, state.iteration, self.spec.rows)
+        std = None if c.noise == "none" else noise.deviation(c)
+        return SACWeights(Weights(actor, state.moments, clip), random, std)
 
     def carry(self, rows: int) -> Carry:
-        return policy.start_carry(self.spec, self.config, rows)
+        carry = policy.start_carry(self.spec, self.config, rows)
+        return (
+            carry if self.config.use_sde else carry._replace(noise=noise.start(self.config, self.spec, rows))
+        )
 
     def act(
         self, weights: SACWeights, carry: Carry, view: View, behaviour: Behaviour, key: Key
@@ -192,6 +201,12 @@ class SAC(Controlled):
             c, weights.policy, carry, view, behaviour, act_key, self.plan.rollout
         )
         sample = action if choice.sample is None else choice.sample
+        if weights.std is not None:
+            space, noise_key = critics.bounded(self.spec, "SAC"), several(key, 3)[2]
+            action, drift = noise.added(
+                c, space, weights.std, carry.noise, view, behaviour.greedy, noise_key, action
+            )
+            after = after._replace(noise=drift)
         if isinstance(codec.inner, Box):
             unit = 2.0 * uniform(random_key, sample.shape) - 1.0
             anything = unit_to_bounds(critics.bounded(self.spec, "SAC"), unit)

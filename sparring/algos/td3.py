@@ -6,7 +6,6 @@ L_μ = -E[Q_1(s, μ(s))] and the targets follow. Exploration adds Gaussian or Or
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -17,10 +16,11 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import critics, sight
+from sparring.nets import critics, noise, sight
 from sparring.nets.critics import Critics, Pilot
 from sparring.nets.heads import bounds_to_unit, unit_to_bounds
 from sparring.nets.layers import MLP, Dense
+from sparring.nets.noise import NoiseConfig
 from sparring.nets.sight import Carry, RewardStats, Stored, Trunk
 from sparring.ops import optim
 from sparring.ops.keys import normal, several, uniform
@@ -32,7 +32,7 @@ from sparring.types import Action, Batch, Behaviour, Key, Plan, Replay, Report, 
 
 
 @configuration
-class TD3Config(OffPolicyConfig, ControlConfig):
+class TD3Config(NoiseConfig, OffPolicyConfig, ControlConfig):
     """SB3's names and defaults; its action_noise objects become the fields that begin with noise."""
 
     learning_rate: Schedulable = 1e-3
@@ -55,12 +55,6 @@ class TD3Config(OffPolicyConfig, ControlConfig):
     """bound of that noise"""
     noise: Literal["none", "normal", "ou"] = "normal"
     """exploration: none, Gaussian, or Ornstein-Uhlenbeck noise that drifts within an episode"""
-    noise_std: Schedulable = 0.1
-    """deviation of the exploration noise, for actions in [-1, 1]"""
-    noise_theta: float = 0.15
-    """pull of Ornstein-Uhlenbeck noise towards zero"""
-    noise_dt: float = 1e-2
-    """time step of Ornstein-Uhlenbeck noise"""
 
 
 class TrainState(NamedTuple):
@@ -88,7 +82,8 @@ class TD3Weights(NamedTuple):
     output: Dense
     moments: Moments | None
     clip: Any
-    std: Float[Array, ""]
+    std: Float[Array, "*A"]
+    """deviation of the noise"""
     random: Bool[Array, ""]
     """whether actions are still random"""
 
@@ -116,9 +111,10 @@ class TD3(Controlled):
         """Refuses impossible settings; returns warnings about unwise ones."""
         offpolicy.check(self.config)
         critics.bounded(self.spec, "TD3")
+        noise.check(self.config, self.spec)
         if self.config.n_critics < 1 or self.config.policy_delay < 1:
             raise ConfigError("n_critics and policy_delay must be at least 1.")
-        return []
+        return offpolicy.unwise(self.config)
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps)
@@ -157,13 +153,13 @@ class TD3(Controlled):
             actor.output,
             state.moments,
             sight.clip(c, state.moments),
-            jnp.asarray(c.noise_std, jnp.float32),
+            noise.deviation(c),
             offpolicy.warming_up(c, state.iteration, self.spec.rows),
         )
 
     def carry(self, rows: int) -> Carry:
         c = self.config
-        drift = jnp.zeros((rows, critics.bounded(self.spec, "TD3").size)) if c.noise == "ou" else None
+        drift = noise.start(c, self.spec, rows)
         return Carry(
             sight.start_frames(self.spec, c, rows), drift, None, sight.start_core(self.spec, c, rows)
         )
@@ -177,15 +173,9 @@ class TD3(Controlled):
         noise_key, random_key = several(key, 2)
         drift, unit = carry.noise, mean
         if c.noise != "none":
-            noise = weights.std * normal(noise_key, mean.shape)
-            if behaviour.noise is not None:
-                noise = noise * behaviour.noise[:, None]
-            if drift is not None:
-                if view.first is not None:
-                    drift = jnp.where(view.first[:, None], 0.0, drift)
-                drift = drift - c.noise_theta * c.noise_dt * drift + math.sqrt(c.noise_dt) * noise
-                noise = drift
-            unit = jnp.clip(mean + noise, -1.0, 1.0)
+            std = weights.std if behaviour.noise is None else weights.std * behaviour.noise[:, None]
+            shift, drift = noise.draw(c, std, drift, view.first, noise_key, mean.shape)
+            unit = jnp.clip(mean + shift, -1.0, 1.0)
         anything = 2.0 * uniform(random_key, mean.shape) - 1.0
         unit = jnp.where(weights.random, anything, unit)
         if behaviour.greedy is not None:

@@ -127,7 +127,7 @@ class SAC(Model):
         **settings: Any,
     ) -> None:
         words.no_buffers(replay_buffer_class, replay_buffer_kwargs, optimize_memory_usage)
-        _no_noise(action_noise, use_sde_at_warmup)
+        _no_sde_at_warmup(use_sde_at_warmup)
         super().__init__(
             policy,
             env,
@@ -145,6 +145,7 @@ class SAC(Model):
                 "use_sde": use_sde,
                 "sde_sample_freq": sde_sample_freq,
                 **words.entropy(ent_coef, target_entropy),
+                **words.action_noise(action_noise),
                 **settings,
             },
             policy_kwargs=policy_kwargs,
@@ -270,7 +271,7 @@ class CrossQ(Model):
         **settings: Any,
     ) -> None:
         words.no_buffers(replay_buffer_class, replay_buffer_kwargs, optimize_memory_usage)
-        _no_noise(action_noise, use_sde_at_warmup)
+        _no_sde_at_warmup(use_sde_at_warmup)
         super().__init__(
             policy,
             env,
@@ -287,6 +288,7 @@ class CrossQ(Model):
                 "use_sde": use_sde,
                 "sde_sample_freq": sde_sample_freq,
                 **words.entropy(ent_coef, target_entropy),
+                **words.action_noise(action_noise),
                 **settings,
             },
             policy_kwargs=policy_kwargs,
@@ -358,8 +360,6 @@ class PQN(Model):
         )
 
 
-def _no_noise(action_noise: Any, use_sde_at_warmup: bool) -> None:
-    if action_noise is not None:
-        raise ConfigError("action_noise: this policy is random by itself. Leave it out, or use TD3.")
+def _no_sde_at_warmup(use_sde_at_warmup: bool) -> None:
     if use_sde_at_warmup:
         raise ConfigError("use_sde_at_warmup is not available: the first actions are uniform. Leave it out.")

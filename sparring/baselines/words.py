@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sparring.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from sparring.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from sparring.errors import ConfigError
 
 Schedule: TypeAlias = float | str | Callable[[float], float]
@@ -43,24 +43,30 @@ def train_freq(value: Any) -> int:
 
 def action_noise(noise: Any) -> dict[str, Any]:
     """SB3's noise object as settings; None is no noise."""
+    if isinstance(noise, VectorizedActionNoise):
+        noise = noise.base_noise
     if noise is None:
         return {"noise": "none"}
     if isinstance(noise, OrnsteinUhlenbeckActionNoise):
         more = {"noise_theta": noise.theta, "noise_dt": noise.dt}
-        return {"noise": "ou", "noise_std": _one(noise.sigma, noise.mean), **more}
+        return {"noise": "ou", **_moments(noise), **more}
     if isinstance(noise, NormalActionNoise):
-        return {"noise": "normal", "noise_std": _one(noise.sigma, noise.mean)}
+        return {"noise": "normal", **_moments(noise)}
     raise ConfigError(
         f"action_noise={type(noise).__name__} is not known. Use NormalActionNoise or "
         "OrnsteinUhlenbeckActionNoise from sparring.common.noise."
     )
 
 
-def _one(sigma: Any, mean: Any) -> float:
-    deviations = np.unique(np.asarray(sigma, np.float64))
-    if len(deviations) != 1 or np.any(np.asarray(mean) != 0):
-        raise ConfigError("action_noise must have mean zero and one deviation for all actions.")
-    return float(deviations[0])
+def _moments(noise: Any) -> dict[str, Any]:
+    """Deviation and mean; a vector has an entry for every dimension of the action, which the agent checks."""
+    sigma, mean = np.asarray(noise.sigma, np.float64), np.asarray(noise.mean, np.float64)
+    values: dict[str, Any] = {"noise_std": float(sigma) if sigma.ndim == 0 else _listed(sigma)}
+    return values | ({"noise_mean": _listed(mean)} if mean.ndim or mean != 0 else {})
+
+
+def _listed(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(float(x) for x in values.reshape(-1))
 
 
 def entropy(ent_coef: Any, target_entropy: Any) -> dict[str, Any]:

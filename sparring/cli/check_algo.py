@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparring.cli.output import Output, paragraph
-from sparring.cli.parser import Options, Parser, add_settings, whole
+from sparring.cli.parser import ALGORITHMS, Options, Parser, add_settings, whole
 from sparring.errors import ConfigError, nearest
 
 MARKS = {"pass": "pass", "fail": "FAIL", "note": "note", "skip": "skip"}
@@ -13,7 +13,7 @@ def parser() -> Parser:
     made = Parser(
         "check-algo", "Run the probe environments on an algorithm.", ("check-algo my_algorithm.py:Mine",)
     )
-    made.add_argument("algorithm", metavar="ALGO", help="ppo, a2c, reinforce, or file.py:Name")
+    made.add_argument("algorithm", metavar="ALGO", help=ALGORITHMS)
     made.add_argument("--probe", action="append", metavar="NAME", help="only this probe; repeatable")
     made.add_argument("--seed", type=whole, default=0, metavar="S", help="seed (default 0)")
     add_settings(made)

@@ -37,21 +37,30 @@ def run(options: Options, out: Output) -> int:
         }
     name = preset_name(plan)
     out.say(f"Preset {name}" if plan.preset else f"No preset for {name}: library defaults")
+    columns = [
+        max(len(cells(key, setting)[i]) for part in shown.values() for key, setting in part.items())
+        for i in range(3)
+    ]
     for title, settings in shown.items():
         out.say(f"\n[{title}]")
         for key, setting in settings.items():
-            out.say(line(key, setting, width()))
+            out.say(line(key, setting, columns, width()))
     if plan.env_kwargs:
         out.say(f"\n[env_kwargs]\n{plan.env_kwargs}")
     out.result({"preset": plan.preset, **shown, "env_kwargs": plan.env_kwargs})
     return 0
 
 
-def line(name: str, setting: dict[str, Any], columns: int) -> str:
+def cells(name: str, setting: dict[str, Any]) -> tuple[str, str, str]:
+    """Name, value and source as they are shown."""
+    return name, spelled(setting["value"]), setting["from"]
+
+
+def line(name: str, setting: dict[str, Any], widths: list[int], columns: int) -> str:
     """Name, value and source, with the meaning behind them or, where that is too wide, below."""
-    left = f"{name:<20} {spelled(setting['value']):<22} {setting['from']:<24}"
-    if len(left) + len(setting["help"]) < columns:
-        return f"{left} {setting['help']}".rstrip()
+    left = "  ".join(f"{cell:<{wide}}" for cell, wide in zip(cells(name, setting), widths, strict=True))
+    if len(left) + len(setting["help"]) + 2 <= columns:
+        return f"{left}  {setting['help']}".rstrip()
     meaning = textwrap.fill(setting["help"], columns - 1, initial_indent="    ", subsequent_indent="    ")
     return f"{left.rstrip()}\n{meaning}"
 
@@ -62,12 +71,15 @@ def spelled(value: Any) -> str:
         arguments = ", ".join(
             f"{v:g}" for k, v in value.items() if k != "schedule" and not isinstance(v, list)
         )
-        return f"{value['schedule']}({arguments or '…'})"
+        if value["schedule"] == "piecewise":
+            knots = value["value"]
+            return f"piecewise({len(knots)} knots, {knots[0]:g} to {knots[-1]:g})"
+        return f"{value['schedule']}({arguments})"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value)
+    return str(value) or '""'
 
 
 def field_help(cls: type[Any]) -> dict[str, str]:

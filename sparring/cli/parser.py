@@ -9,6 +9,10 @@ from typing import Any, NoReturn
 
 from sparring.errors import SparringError, nearest
 
+OTHER_WORDS = dict.fromkeys(("--steps", "--timesteps", "--n-timesteps", "--total-steps"), "--total-timesteps")
+"""Options by the names that other programs give them."""
+ALGORITHMS = "ppo, a2c, reinforce, dqn, pqn, sac, td3, crossq, or file.py:Name"
+
 
 class UsageError(SparringError):
     """A command line that cannot be read."""
@@ -33,9 +37,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Argparse's message with the nearest option, as an error that the command line shows."""
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-        hint = nearest(unknown.group(1), self._option_string_actions) if unknown else ""
+        hint = self._hint(unknown.group(1)) if unknown else ""
         message = message[:1].upper() + message[1:]
         raise UsageError(f"{message}.{hint} See: {self.prog} --help")
+
+    def _hint(self, option: str) -> str:
+        """What an unknown option may have meant: another option, or a setting."""
+        known = self._option_string_actions
+        if OTHER_WORDS.get(option) in known:
+            return f" Did you mean {OTHER_WORDS[option]!r}?"
+        setting = option.removeprefix("--").replace("-", "_")
+        return nearest(option, known) + (
+            f" A setting is given as --set {setting}=…" if "--set" in known else ""
+        )
 
     def run_argument(self) -> None:
         """The RUN that most verbs take."""

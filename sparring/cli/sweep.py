@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.cli.output import Output, table, width
-from sparring.cli.parser import Options, Parser, add_settings, positive, whole
+from sparring.cli.parser import ALGORITHMS, Options, Parser, add_settings, positive, whole
 
 EXAMPLES = ("sweep ppo CartPole-v1 space.toml --trials 30 --total-timesteps 50_000 --promote 3",)
 
@@ -15,7 +15,7 @@ def parser() -> Parser:
     made = Parser(
         "sweep", "Search for settings; a trial's score is the lower bound over its seeds.", EXAMPLES
     )
-    made.add_argument("algorithm", metavar="ALGO", help="ppo, a2c, reinforce, or file.py:Name")
+    made.add_argument("algorithm", metavar="ALGO", help=ALGORITHMS)
     made.add_argument("env", metavar="ENV", help="an id, gym:ID, envpool:ID, or file.py:name")
     made.add_argument("space", type=Path, metavar="SPACE", help="a TOML file with a table per setting")
     made.add_argument("--trials", type=positive, default=20, metavar="N", help="trials in all (default 20)")

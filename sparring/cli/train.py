@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.cli.interrupts import until_ready
 from sparring.cli.output import Output
-from sparring.cli.parser import Options, Parser, UsageError, add_settings, add_track, positive, whole
+from sparring.cli.parser import (
+    ALGORITHMS,
+    Options,
+    Parser,
+    UsageError,
+    add_settings,
+    add_track,
+    positive,
+    whole,
+)
 from sparring.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ EXAMPLES = (
 
 def parser() -> Parser:
     made = Parser("train", "Train an agent in a new run folder.", EXAMPLES)
-    made.add_argument("algorithm", metavar="ALGO", nargs="?", help="ppo, a2c, reinforce, or file.py:Name")
+    made.add_argument("algorithm", metavar="ALGO", nargs="?", help=ALGORITHMS)
     made.add_argument("env", metavar="ENV", nargs="?", help="an id, gym:ID, envpool:ID, or file.py:name")
     made.add_argument("--total-timesteps", type=positive, metavar="N", help="environment steps of every seed")
     made.add_argument("--seed", type=whole, default=0, metavar="S", help="seed (default 0)")

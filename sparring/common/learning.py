@@ -14,6 +14,7 @@ from sparring.envs import registry
 from sparring.errors import ConfigError
 from sparring.metrics.registry import TIMESTEPS
 from sparring.metrics.sink import Sink, Tee
+from sparring.replay.offpolicy import too_short
 from sparring.session import Progress, Session, Settings, Stop
 
 
@@ -50,6 +51,8 @@ def learn(
     steps = driver.iteration * driver.steps_per_iteration
     settings = dataclasses.replace(model.settings, total_timesteps=steps + total_timesteps, eval_freq=-1)
     goal = model.num_timesteps + total_timesteps
+    for warning in too_short(model.config, settings.total_timesteps):
+        model.say(f"Warning: {warning}")
     with ExitStack() as stack:
         run = _run_folder(model, settings, again=not reset_num_timesteps)
         if run is not None:

@@ -1,4 +1,4 @@
-"""SB3's action noise: descriptions that become settings of TD3."""
+"""SB3's action noise: descriptions that become settings of TD3, SAC and CrossQ."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ class OrnsteinUhlenbeckActionNoise:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(mu={self.mean}, sigma={self.sigma})"
+
+
+class VectorizedActionNoise:
+    """The same noise in every environment, which is what one description means here anyway."""
+
+    def __init__(self, base_noise: Any, n_envs: int) -> None:
+        self.base_noise, self.n_envs = base_noise, n_envs

@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sparring.envs import registry
+from sparring.envs import masks, registry
+from sparring.envs.gym_spaces import action_splitter
 from sparring.errors import EnvironmentFailure, SparringError
-from sparring.spaces import Box, Dict, EnvSpec, Space, describe, dtype_of, event_shape
+from sparring.spaces import Box, Dict, EnvSpec, Space, describe, dtype_of, event_shape, legal_size
 
 Level = Literal["ok", "advice", "warning", "error"]
 
@@ -66,12 +67,14 @@ def _check(env: Any, kwargs: dict[str, Any], n_envs: int, seed: int) -> Iterator
 
 
 class Trajectory(NamedTuple):
-    """A run of one environment with given actions: everything that was returned, as it was returned."""
+    """A run of one environment: everything that was returned, as it was returned."""
 
     observations: list[Any]
     rewards: list[Any]
     terminated: list[Any]
     truncated: list[Any]
+    masks: list[Any]
+    """of every state that was acted in; empty where the environment says nothing"""
 
 
 def _check_gym(rows: Any, n_envs: int, seed: int) -> Iterator[Finding]:
@@ -82,7 +85,7 @@ def _check_gym(rows: Any, n_envs: int, seed: int) -> Iterator[Finding]:
     yield Finding("ok", f"observation {describe(spec.observation)}, action {describe(spec.action)}")
     try:
         actions = _actions(env, STEPS, seed)
-        first = _run(env, actions, seed, spec.time_limit)
+        first = _run(env, actions, seed, spec)
     except SparringError as error:
         yield Finding(
             "error", "the API is not Gymnasium's", str(error), "return what gymnasium.Env documents"
@@ -92,16 +95,27 @@ def _check_gym(rows: Any, n_envs: int, seed: int) -> Iterator[Finding]:
         yield Finding("error", "the environment raised", f"{type(error).__name__}: {error}", "mend it")
         return
     yield from _check_values(env, first)
+    yield from _check_masks(env, spec, first)
     yield from _check_ends(spec, first)
     other = env if given else source()
     try:
         rebuilt = None if given else rows.fresh_every_episode
-        yield from _check_seeding(env, other, first, actions, seed, spec.time_limit, rebuilt)
+        yield from _check_seeding(env, other, first, actions, seed, spec, rebuilt)
     finally:
         if other is not env:
             other.close()
     yield from _check_ranges(spec, first)
-    yield from _check_cost(rows, n_envs, given)
+    try:
+        yield from _check_cost(rows, n_envs, given)
+    except EnvironmentFailure as error:
+        if not first.masks or spec.masks_actions:
+            raise
+        yield Finding(
+            "error",
+            "it fails when the mask in info is not kept to, and training does not read it",
+            str(error),
+            "give it or a wrapper a method action_masks() that returns the mask",
+        )
     if not given:
         rows.close()
 
@@ -111,11 +125,22 @@ def _actions(env: Any, count: int, seed: int) -> list[Any]:
     return [env.action_space.sample() for _ in range(count)]
 
 
-def _run(env: Any, actions: list[Any], seed: int, limit: int | None) -> Trajectory:
-    """Steps through episodes with seeds `seed`, `seed + 1`, …; raises when the API is not Gymnasium's."""
-    observations, rewards, terms, truncs = [_first(env, seed)], [], [], []
+def _run(env: Any, actions: list[Any], seed: int, spec: EnvSpec) -> Trajectory:
+    """Steps through episodes with seeds `seed`, `seed + 1`, …; raises when the API is not Gymnasium's.
+
+    Where there is a mask its legal actions are drawn instead of those given, the same for the same masks.
+    """
+    generator, split = np.random.default_rng(0), action_splitter(env.action_space)
+    obs, info = _first(env, seed)
+    run = Trajectory([obs], [], [], [], [])
     episode, elapsed = 0, 0
-    for action in actions:
+    for given in actions:
+        action, mask = given, _mask(env, info)
+        if mask is not None:
+            run.masks.append(mask)
+            if masks.fault(spec.action, mask) is None:
+                legal = mask.reshape(1, -1).astype(bool)
+                action = split(masks.choose(spec.action, generator, (1,), legal))[0]
         result = env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
             count = len(result) if isinstance(result, tuple) else 1
@@ -123,28 +148,36 @@ def _run(env: Any, actions: list[Any], seed: int, limit: int | None) -> Trajecto
                 f"step returned {count} values, not (observation, reward, terminated, truncated, info)"
                 + ("; four is the legacy gym API" if count == 4 else "")
             )
-        obs, reward, terminated, truncated, _ = result
+        obs, reward, terminated, truncated, info = result
         elapsed += 1
-        cut = limit is not None and elapsed >= limit
-        observations.append(_kept(obs))
-        rewards.append(reward)
-        terms.append(terminated)
-        truncs.append(truncated or cut)
+        cut = spec.time_limit is not None and elapsed >= spec.time_limit
+        run.observations.append(_kept(obs))
+        run.rewards.append(reward)
+        run.terminated.append(terminated)
+        run.truncated.append(truncated or cut)
         if terminated or truncated or cut:
             episode, elapsed = episode + 1, 0
-            observations[-1] = _kept(obs)
-            _first(env, seed + episode)
-    return Trajectory(observations, rewards, terms, truncs)
+            info = _first(env, seed + episode)[1]
+    return run
 
 
-def _first(env: Any, seed: int) -> Any:
+def _first(env: Any, seed: int) -> tuple[Any, dict[str, Any]]:
     try:
         result = env.reset(seed=seed)
     except TypeError as error:
         raise EnvironmentFailure(f"reset takes no seed ({error})") from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         raise EnvironmentFailure("reset returned only an observation, not (observation, info)")
-    return _kept(result[0])
+    return _kept(result[0]), result[1]
+
+
+def _mask(env: Any, info: Any) -> Any:
+    """What the environment says is legal now, as an array of its own; None where it says nothing."""
+    method = masks.mask_method(env)
+    if callable(method):
+        return np.array(method())
+    told = info.get(masks.INFO) if isinstance(info, dict) else None
+    return None if told is None else np.array(told)
 
 
 def _kept(obs: Any) -> Any:
@@ -206,6 +239,32 @@ def _finite(obs: Any) -> bool:
     return bool(np.isfinite(obs).all()) if np.issubdtype(np.asarray(obs).dtype, np.number) else True
 
 
+def _check_masks(env: Any, spec: EnvSpec, run: Trajectory) -> Iterator[Finding]:
+    if not run.masks:
+        return
+    method = callable(masks.mask_method(env))
+    where = "action_masks()" if method else f"info[{masks.INFO!r}]"
+    faults = [why for mask in run.masks if (why := masks.fault(spec.action, mask)) is not None]
+    if faults:
+        fix = (
+            f"return {legal_size(spec.action)} bools, one per option, and leave one to choose in every state"
+        )
+        states = f"{len(faults)} of {len(run.masks)} masks of {where} cannot be used"
+        yield Finding("error" if method else "warning", states, faults[0], fix)
+        return
+    share = np.mean([mask.astype(bool).mean() for mask in run.masks])
+    told = f"{where} left {share:.0%} of the actions legal in {len(run.masks)} states; only those were taken"
+    if method:
+        yield Finding("ok", told)
+    else:
+        yield Finding(
+            "advice",
+            told,
+            "training does not read a mask from info, so every action may be taken",
+            "give the environment or a wrapper a method action_masks() that returns it, if it shall",
+        )
+
+
 def _check_ends(spec: EnvSpec, run: Trajectory) -> Iterator[Finding]:
     lengths = _lengths(run)
     terminated = [length for length, term in lengths if term]
@@ -258,12 +317,12 @@ def _check_seeding(
     first: Trajectory,
     actions: list[Any],
     seed: int,
-    limit: int | None,
+    spec: EnvSpec,
     rebuilt: bool | None,
 ) -> Iterator[Finding]:
-    again = _run(env, actions, seed, limit)
+    again = _run(env, actions, seed, spec)
     survives = not _same(first, again)
-    fresh_differs = survives if rebuilt is None else not _same(first, _run(other, actions, seed, limit))
+    fresh_differs = survives if rebuilt is None else not _same(first, _run(other, actions, seed, spec))
     if fresh_differs:
         yield Finding(
             "warning",
@@ -284,8 +343,8 @@ def _check_seeding(
         )
     else:
         yield Finding("ok", "the same seed gives the same trajectory; a resumed run is exact")
-    if _same_obs(_first(env, seed), _first(env, seed + 1)) and _same(
-        first, _run(env, actions, seed + 1, limit)
+    if _same_obs(_first(env, seed)[0], _first(env, seed + 1)[0]) and _same(
+        first, _run(env, actions, seed + 1, spec)
     ):
         yield Finding(
             "advice",
@@ -382,7 +441,7 @@ def _check_jax(env: Any, seed: int) -> Iterator[Finding]:
         )
         return
     key = jax.random.key(seed)
-    action = _jax_actions(spec, 1)[0]
+    action = masks.choose(spec.action, np.random.default_rng(0))
     try:
         state = jax.eval_shape(env.reset, key)
         after, outcome = jax.eval_shape(env.step, state, action, key)
@@ -394,11 +453,14 @@ def _check_jax(env: Any, seed: int) -> Iterator[Finding]:
         )
         return
     yield from _check_shapes(spec, state, after, obs, outcome)
+    if (bad := _jax_mask_fault(env, state)) is not None:
+        yield bad
+        return
     rows = 4
     try:
         host = batched.JaxHost(env, rows)
-        first, again = (_jax_run(host, spec, seed) for _ in range(2))
-        other = _jax_run(host, spec, seed + 1)
+        first, again = (_random_run(host, host.spec, seed) for _ in range(2))
+        other = _random_run(host, host.spec, seed + 1)
     except Exception as error:  # noqa: BLE001
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         yield Finding(
@@ -413,12 +475,64 @@ def _check_jax(env: Any, seed: int) -> Iterator[Finding]:
         )
     if _same_leaves(first, other):
         yield Finding("advice", "different keys gave the same trajectory", "it draws no random number")
+    yield from _check_legal(spec, first)
     floats = [leaf for leaf in jax.tree.leaves(first) if np.issubdtype(leaf.dtype, np.floating)]
     if not all(np.isfinite(leaf).all() for leaf in floats):
         yield Finding("error", "a value is NaN or infinite", "training stops at it", "mend the dynamics")
     if spec.time_limit is None and not any(step.terminated.any() for step in first):
         yield Finding(
             "advice", f"no episode ended within {len(first)} steps", "", "set time_limit in the EnvSpec"
+        )
+
+
+def _jax_mask_fault(env: Any, state: Any) -> Finding | None:
+    """What keeps `legal` from being used, if anything does."""
+    import jax
+
+    from sparring.envs.batched import WithTimeLimit
+
+    told = callable(getattr(env.env if isinstance(env, WithTimeLimit) else env, "legal", None))
+    if told and not env.spec.masks_actions:
+        return Finding(
+            "error",
+            "`legal` is not used",
+            "the spec does not say masks_actions",
+            "set masks_actions=True in it",
+        )
+    if not env.spec.masks_actions:
+        return None
+    if not told:
+        return Finding(
+            "error", "there is no `legal(state)`", "the spec says masks_actions", "add it, or leave that out"
+        )
+    found, size = jax.eval_shape(env.legal, state), legal_size(env.spec.action)
+    if found.shape != (size,) or found.dtype != bool:
+        return Finding(
+            "error",
+            f"`legal` returns {found.dtype}{list(found.shape)}",
+            f"a mask of {describe(env.spec.action)} is bool[{size}]",
+            "return one bool per option",
+        )
+    return None
+
+
+def _check_legal(spec: EnvSpec, steps: list[Any]) -> Iterator[Finding]:
+    """The masks of a run, all rows."""
+    if not spec.masks_actions:
+        return
+    found = np.concatenate([np.asarray(step.legal) for step in steps])
+    empty = sum(int((~part.any(axis=-1)).sum()) for part in masks.options(spec.action, found))
+    if empty:
+        yield Finding(
+            "error",
+            f"in {empty} of {len(found)} states no action is legal",
+            "the agent must take one",
+            "leave one to choose, or end the episode before",
+        )
+    else:
+        yield Finding(
+            "ok",
+            f"{found.mean():.0%} of the actions were legal in {len(found)} states; only those were taken",
         )
 
 
@@ -449,22 +563,13 @@ def _check_shapes(spec: EnvSpec, state: Any, after: Any, obs: Any, outcome: Any)
         yield Finding("error", "the outcome is not (number, bool, bool)", str(outcome), "return an Outcome")
 
 
-def _jax_actions(spec: EnvSpec, count: int, rows: int | None = None) -> list[np.ndarray]:
-    """Random actions from a fixed seed."""
+def _random_run(host: Any, spec: EnvSpec, seed: int) -> list[Any]:
+    """A hundred steps of all rows with random actions from a fixed seed, legal where there are masks."""
     generator = np.random.default_rng(0)
-    shape = (() if rows is None else (rows,)) + event_shape(spec.action)
-    if isinstance(spec.action, Box):
-        low, high = spec.action.bounds()
-        low, high = np.maximum(low, -1e3), np.minimum(high, 1e3)
-        return [generator.uniform(low, high, shape).astype(np.float32) for _ in range(count)]
-    sizes = getattr(spec.action, "sizes", getattr(spec.action, "n", 2))
-    if type(spec.action).__name__ == "MultiBinary":
-        sizes = 2
-    return [np.asarray(generator.integers(0, sizes, shape), np.int32) for _ in range(count)]
-
-
-def _jax_run(host: Any, spec: EnvSpec, seed: int) -> list[Any]:
-    return [host.reset(seed), *(host.step(action) for action in _jax_actions(spec, 100, host.rows))]
+    steps = [host.reset(seed)]
+    for _ in range(100):
+        steps.append(host.step(masks.choose(spec.action, generator, (spec.rows,), steps[-1].legal)))
+    return steps
 
 
 def _same_leaves(a: Any, b: Any) -> bool:
@@ -496,12 +601,12 @@ def _check_host(host: Any, seed: int) -> Iterator[Finding]:
         )
     elif mode is not None:
         yield Finding("ok", f"auto-reset mode {mode}")
-    actions = _jax_actions(spec, 100, spec.rows)
     try:
         runs = []
         for _ in range(2):
-            steps = [host.reset(seed), *(host.step(action) for action in actions)]
+            steps = _random_run(host, spec, seed)
             runs.append([(step.reward, step.obs) for step in steps])
+        yield from _check_legal(spec, steps)
         if all(_same_obs(x[1], y[1]) for x, y in zip(*runs, strict=True)):
             yield Finding("ok", "the same seed gives the same trajectory")
         else:

@@ -14,6 +14,7 @@ import numpy as np
 from sparring.envs.api import episode_seed
 from sparring.envs.gym_spaces import action_space, action_splitter, observation_space, stacker
 from sparring.envs.journal import Journal
+from sparring.envs.masks import fault, mask_method
 from sparring.envs.source import GymId, explain, refuse_legacy
 from sparring.errors import ConfigError, EnvironmentFailure, SpaceMismatch, SparringError
 from sparring.spaces import Box, Dict, EnvSpec, legal_size, zeros
@@ -68,7 +69,7 @@ class GymRows:
             rows=len(self.envs),
             time_limit=limit,
             reward_threshold=threshold,
-            masks_actions=callable(_method(first, "action_masks")),
+            masks_actions=callable(mask_method(first)),
         )
         self._float_parts = _float_parts(self._spec)
         self._none = np.zeros(len(self.envs), bool)
@@ -238,7 +239,7 @@ class GymRows:
 
     def _bind(self) -> None:
         self._steps = [env.step for env in self.envs]
-        self._masks = [_method(env, "action_masks") for env in self.envs]
+        self._masks = [mask_method(env) for env in self.envs]
 
     def _registered(self, override: int | None) -> tuple[int | None, float | None, int | None]:
         """Time limit for the specification, reward threshold, and the limit this loop keeps itself."""
@@ -294,8 +295,11 @@ class GymRows:
     def _legal(self) -> np.ndarray | None:
         if not self._spec.masks_actions:
             return None
-        legal = np.array([mask() for mask in self._masks if mask is not None], bool)
-        return legal.reshape(len(self.envs), legal_size(self._spec.action))
+        masks = [mask() for mask in self._masks]
+        try:
+            return np.array(masks, bool).reshape(len(self.envs), legal_size(self._spec.action))
+        except (TypeError, ValueError) as error:
+            raise self._no_mask(masks, error) from error
 
     def _started(self) -> int:
         if self._seed is None:
@@ -343,6 +347,14 @@ class GymRows:
                     "a gymnasium wrapper."
                 )
         raise AssertionError("no value is non-finite")
+
+    def _no_mask(self, masks: list[Any], error: Exception) -> EnvironmentFailure:
+        found = [(row, fault(self._spec.action, mask)) for row, mask in enumerate(masks)]
+        row, why = next(((row, why) for row, why in found if why), (0, str(error)))
+        return EnvironmentFailure(
+            f"{self._where(row)} returned no mask from action_masks(): {why}. Return one bool per option; "
+            "run `sparring check-env` on it."
+        )
 
     def _step_failure(self, row: int, action: np.ndarray, error: Exception) -> SparringError:
         if isinstance(error, SparringError):
@@ -406,16 +418,6 @@ class GymRows:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
-
-
-def _method(env: Any, name: str) -> Any:
-    """A method of the environment or of one it wraps."""
-    if hasattr(env, "get_wrapper_attr"):
-        try:
-            return env.get_wrapper_attr(name)
-        except AttributeError:
-            return None
-    return getattr(env, name, None)
 
 
 def _float_parts(spec: EnvSpec) -> list[str] | None:

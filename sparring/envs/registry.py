@@ -346,19 +346,17 @@ def step_cost(source: Callable[[], Any]) -> float:
 
 
 def measure_rows(rows: Any) -> float:
-    """Seconds that a step of these rows takes with random actions."""
+    """Seconds that a step of one row takes with random actions, legal ones where there are masks."""
     import numpy as np
 
-    space = rows.envs[0].action_space
-    space.seed(0)
-    from sparring.envs.gym_spaces import converter
+    from sparring.envs.masks import choose
 
-    ours = converter(space)
-    rows.reset(0)
-    rows.step(np.asarray(ours(np.asarray(space.sample())[None])))  # the first step may load and compile
+    generator, space = np.random.default_rng(0), rows.spec.action
+    now = rows.reset(0)
+    now = rows.step(choose(space, generator, (1,), now.legal))  # the first step may load and compile
     steps, begun = 0, time.perf_counter()
     while steps < 1000 and time.perf_counter() - begun < MEASURE_SECONDS:
-        rows.step(np.asarray(ours(np.asarray(space.sample())[None])))
+        now = rows.step(choose(space, generator, (1,), now.legal))
         steps += 1
     return (time.perf_counter() - begun) / steps
 

@@ -132,8 +132,11 @@ def diagnose(subject: Subject, since: int = 0, target: float | None = None) -> d
     judged = [rule for rule in engine.rules if engine.looks(rule)]
     flagged = {(f["id"], f["name"]) for f in findings}
     passes = [rule for rule in judged if (rule.id, rule.name) not in flagged]
-    skipped = [{"id": rule.key, "why": engine.skipped(rule)} for rule in engine.rules if rule not in judged]
-    skipped += [{"id": rule.key, "why": "for other algorithms"} for rule in engine.left_out]
+    skipped = [
+        {"id": rule.key, "why": engine.skipped(rule)}
+        for rule in engine.rules
+        if rule not in judged and not engine.foreign(rule)
+    ]
     skipped += [{"id": name, "why": why} for name, why in NOT_BUILT.items()]
     speed = performance.judge(
         subject.records, subject.config, commands, clean(subject.facts.get("device", ""))

@@ -264,7 +264,6 @@ class Engine:
             if (rule.algorithms is None or context.algorithm in rule.algorithms)
             and not {rule.id, rule.key} & set(ignored)
         ]
-        self.left_out = [rule for rule in rules if rule not in self.rules]
         self.alerts: list[Alert] = []
         """all of them, in the order in which they were raised"""
         self.steps: dict[int, int] = {}
@@ -337,6 +336,15 @@ class Engine:
         if rule.one_of and not seen.intersection(rule.one_of):
             return f"no {' or '.join(rule.one_of)}"
         return "too few points, or its conditions never held"
+
+    def foreign(self, rule: Rule) -> bool:
+        """Whether a rule is about what this algorithm never reports, though it reports other things."""
+        seen = {name for history in self._history.values() for name in history}
+        absent = [name for name in rule.needs if name not in seen]
+        if not absent and rule.one_of and not seen.intersection(rule.one_of):
+            absent = list(rule.one_of)
+        trained = any(name.startswith("train/") for name in seen)
+        return trained and any(name.startswith("train/") for name in absent)
 
     def history(self, seed: int) -> Mapping[str, Series]:
         return self._history.get(seed, {})

@@ -13,7 +13,7 @@ from sparring.nets import sight
 from sparring.nets.layers import MLP, Dense
 from sparring.nets.sight import AgentConfig, Trunk
 from sparring.ops.keys import several
-from sparring.spaces import Box, EnvSpec, describe
+from sparring.spaces import Box, EnvSpec, MultiBinary, describe
 from sparring.types import Key
 
 
@@ -77,9 +77,9 @@ def bounded(spec: EnvSpec, name: str) -> Box:
     """The action space of an algorithm for bounded numbers; others are refused."""
     space = spec.action
     if not isinstance(space, Box):
+        instead = "PPO or A2C" if isinstance(space, MultiBinary) else "DQN, PQN, PPO or discrete SAC"
         raise SpaceMismatch(
-            f"{name} acts with numbers, and {spec.id} has actions {describe(space)}. Use DQN, PQN, PPO or "
-            "discrete SAC."
+            f"{name} acts with numbers, and {spec.id} has actions {describe(space)}. Use {instead}."
         )
     if not space.bounded:
         raise SpaceMismatch(f"{name} needs actions with finite bounds; those of {spec.id} are unbounded.")

@@ -21,7 +21,7 @@ from sparring.nets.sight import AgentConfig, BinsConfig, Carry, Stored, Trunk
 from sparring.ops.distributions import ILLEGAL, drawn
 from sparring.ops.keys import several, uniform
 from sparring.ops.statistics import Moments
-from sparring.spaces import Discrete, EnvSpec, MultiDiscrete, describe
+from sparring.spaces import Discrete, EnvSpec, MultiBinary, MultiDiscrete, describe
 from sparring.types import Behaviour, Key, Obs, Transition, View
 
 
@@ -77,9 +77,11 @@ def choice_codec(spec: EnvSpec, config: BinsConfig, name: str) -> Codec:
     """How choices become actions; a space without choices is refused."""
     codec = sight.action_codec(spec, config)
     if not isinstance(codec.inner, (Discrete, MultiDiscrete)):
+        instead = "Set action_bins=5 (or another number) to discretise a Box, or use SAC or TD3."
+        if isinstance(codec.inner, MultiBinary):
+            instead = "Use PPO or A2C."
         raise SpaceMismatch(
-            f"{name} chooses among options, and {spec.id} has actions {describe(spec.action)}. Set "
-            "action_bins=5 (or another number) to discretise a Box, or use SAC or TD3."
+            f"{name} chooses among options, and {spec.id} has actions {describe(spec.action)}. {instead}"
         )
     return codec
 

@@ -152,6 +152,32 @@ def check(c: OffPolicyConfig) -> None:
         raise ConfigError("learning_starts and burn_in cannot be negative.")
 
 
+def unwise(c: OffPolicyConfig) -> list[str]:
+    """Warnings about settings that are possible and hardly meant."""
+    found = []
+    if c.core == "none" and c.batch_size > c.buffer_size:
+        found.append(
+            f"batch_size={c.batch_size} is above buffer_size={c.buffer_size}: batches repeat transitions."
+        )
+    if c.learning_starts > c.buffer_size:
+        found.append(
+            f"learning_starts={c.learning_starts} is above buffer_size={c.buffer_size}: the first of them "
+            "are forgotten before anything is learned from them."
+        )
+    return found
+
+
+def too_short(c: Any, total: int) -> list[str]:
+    """A warning when so many steps end before anything is learned."""
+    starts = getattr(c, "learning_starts", 0)
+    if starts < total:
+        return []
+    return [
+        f"learning_starts={starts} is not below the {total} steps of this run: all actions are random and "
+        "nothing is learned. Train longer, or lower learning_starts."
+    ]
+
+
 def warming_up(c: OffPolicyConfig, iteration: Array, rows: int) -> Bool[Array, ""]:
     """Whether actions are still random."""
     return iteration * (c.train_freq * rows) < c.learning_starts

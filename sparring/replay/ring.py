@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from sparring.ops.keys import below
+from sparring.ops.seam import block
 from sparring.types import Batch, Key, Memory, Report, Transition
 
 
@@ -91,11 +92,12 @@ def blank(example: Transition, size: int) -> Store:
 def write(state: Store, rollout: Transition) -> Store:
     """The store with the decisions of a rollout behind those it holds."""
     new = rollout._replace(mask=None, first=None, core=None)
+    late: Array | int = 0
     if rollout.first is not None:
-        state = _broken_off(state, rollout.first[0])
+        state, late = _broken_off(state, rollout.first[0])
     if rollout.mask is not None:
         return _add_masked(state, new, rollout.mask, rollout.truncated)
-    at = state.written[0] % state.data.reward.shape[0]
+    at = state.written[0] % state.data.reward.shape[0] + late
 
     def one(old: Array, x: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(old, x, at, 0)
@@ -109,14 +111,20 @@ def read(state: Store, start: Int[Array, " N"], row: Int[Array, " N"], steps: in
     return jax.tree.map(lambda x: x[place, row[:, None]], state.data)
 
 
-def _broken_off(state: Store, first: Bool[Array, " B"]) -> Store:
-    """The store with the last episode of these rows ended where it is: the world outside started anew."""
+def _broken_off(state: Store, first: Bool[Array, " B"]) -> tuple[Store, Int[Array, ""]]:
+    """The store with the last episode of these rows ended where it is: the world outside started anew.
+
+    Also a zero that is known only after `terminated` was read. A write whose place it is added to waits for
+    the read; else XLA would keep a copy of all of `terminated` for it.
+    """
     size, rows = state.data.reward.shape
     last = (state.written - 1) % size
-    ends = state.data.terminated, state.data.truncated
-    broken = first & (state.written > 0) & ~ends[0][last, jnp.arange(rows)]
-    truncated = ends[1].at[jnp.where(broken, last, size), jnp.arange(rows)].set(True, mode="drop")
-    return state._replace(data=state.data._replace(truncated=truncated))
+    ended = block(lambda flags, place: flags[place, jnp.arange(rows)])(state.data.terminated, last)
+    broken = first & (state.written > 0) & ~ended
+    place = jnp.where(broken, last, size)
+    truncated = state.data.truncated.at[place, jnp.arange(rows)].set(True, mode="drop")
+    zero = jnp.maximum(jnp.sum(ended, dtype=jnp.int32) - rows, 0)
+    return state._replace(data=state.data._replace(truncated=truncated)), zero
 
 
 def _add_masked(state: Store, new: Transition, mask: Array, truncated: Array) -> Store:

@@ -266,7 +266,7 @@ def _foreign(path: Path, names: Iterable[str]) -> CheckpointError:
     elif "manifest.json" in found:
         looks = "it looks like a checkpoint of a sparring run. Use the run's folder: sparring resume RUN"
     elif "config.toml" in found or "status.json" in found:
-        looks = "it looks like the folder of a run. Use its 'artefact' folder"
+        looks = "it looks like the folder of a run. Use its 'last' or 'best' folder"
     else:
         looks = f"it holds {', '.join(sorted(found)[:5]) or 'nothing'} and no {AGENT}"
     return CheckpointError(f"{str(path)!r} is not a saved sparring agent: {looks}.")

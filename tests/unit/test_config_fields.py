@@ -104,6 +104,13 @@ EXPLORE = {
     "sde_sample_freq": Trial(3, {"use_sde": True}),
     "log_std_init": Trial(-1.0, {"use_sde": True}),
 }
+NOISE = {
+    "noise": Trial("ou"),
+    "noise_std": Trial(0.5, {"noise": "normal"}),
+    "noise_mean": Trial((0.5,), {"noise": "normal"}),
+    "noise_theta": Trial(10.0, {"noise": "ou"}),
+    "noise_dt": Trial(0.5, {"noise": "ou"}),
+}
 POLICY = {
     **SIGHT,
     **BINS,
@@ -221,6 +228,7 @@ OWN: dict[str, dict[str, Trial]] = {
         "ent_coef_init": Trial(0.1),
         "target_entropy": Trial(5.0),
         "target_update_interval": Trial(3),
+        **NOISE,
     },
     "td3": {
         **REPLAY,
@@ -230,10 +238,7 @@ OWN: dict[str, dict[str, Trial]] = {
         "policy_delay": Trial(3),
         "target_policy_noise": Trial(1.0),
         "target_noise_clip": Trial(0.01),
-        "noise": Trial("ou"),
-        "noise_std": Trial(0.5),
-        "noise_theta": Trial(10.0, {"noise": "ou"}),
-        "noise_dt": Trial(0.5, {"noise": "ou"}),
+        **NOISE,
     },
     "crossq": {
         **REPLAY,
@@ -244,6 +249,7 @@ OWN: dict[str, dict[str, Trial]] = {
         "ent_coef": Trial(0.5),
         "ent_coef_init": Trial(0.1),
         "target_entropy": Trial(5.0),
+        **NOISE,
         "adam_b1": Trial(0.9),
         "renorm_momentum": Trial(0.5),
         "renorm_warm_up": Trial(0.0),
@@ -257,7 +263,7 @@ TABLE = OWN
 def traced(name: str, field: str) -> bool:
     """Whether a change of the field's value needs no new program."""
     hint = typing.get_type_hints(algorithm(name).Config)[field]
-    return hint in (Schedulable, Schedulable | None)
+    return hint in (Schedulable, Schedulable | None, Schedulable | tuple[float, ...])
 
 
 def pair(name: str, field: str) -> tuple[Any, Any, Any]:

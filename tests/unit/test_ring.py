@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sparring.ops.returns import n_step
+from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring, predicted_bytes
 from sparring.types import Replay, Transition
 
@@ -174,3 +175,26 @@ def test_n_step_is_its_definition(seed, n, gamma, timed):
         assert int(got.last[i]) == last
         assert float(got.reward[i]) == pytest.approx(total, rel=1e-4, abs=1e-5)
         assert float(got.discount[i]) == pytest.approx(discount, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", [Ring, Prioritised])
+def test_adding_copies_nothing_large(kind, rows):
+    places = 50_000
+    replay = kind(places * rows, 4, n_step=2)
+    numbers = np.zeros((2, rows), np.float32)
+    example = Transition(
+        obs=numbers,
+        action=numbers,
+        reward=numbers,
+        terminated=numbers > 0,
+        truncated=numbers > 0,
+        next_obs=numbers,
+        extras=(),
+        first=numbers > 0,
+    )
+    memory = jax.eval_shape(replay.init, example)
+    program = jax.jit(replay.add, donate_argnums=0).lower(memory, example).compile().as_text()
+    large = [line for line in program.splitlines() if " copy(" in line and str(places)[:4] in line]
+    assert "dynamic-update-slice" in program
+    assert large == []
