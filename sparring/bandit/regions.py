@@ -40,8 +40,9 @@ class RegionsState(NamedTuple):
 class Regions:
     """Each row asks one member, which draws a region from softmax(V + c √(log(1 + others) / (1 + pulls))).
 
-    V is a region's mean rank score, shrunk as by one neutral pull; others are the other regions' pulls. Members differ in how they cut the space
-    and in c. Each lives for `lifetime` episodes, then a new one takes its place: that is how they forget.
+    V is a region's mean rank score, shrunk as by one neutral pull; others are the other regions' pulls.
+    Members differ in how they cut the space and in c. Each lives for `lifetime` episodes, then a new one
+    takes its place: that is how they forget.
     """
 
     space: Space

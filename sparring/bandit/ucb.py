@@ -35,7 +35,8 @@ class SlidingWindowUCB:
     """Plays the arm with the highest mean + β / √pulls of the last `window` episodes, or any with chance ε.
 
     Everything is computed from the window itself, so a pull that left it is forgotten entirely. An arm that
-    is not in the window comes first; rows choose among several of those at random. With `normalise` returns
+    is not in the window comes first, but is played by one of the rows on average, not by all of them at once,
+    which would flood the window. With `normalise` returns
     count in standard deviations of the window, without it as they are (Agent57 as published has that, a
     window of 160, ε = 0.5 and one bandit per row).
     """
@@ -64,16 +65,24 @@ class SlidingWindowUCB:
         return WindowState(arms, pools.empty(self.window), jnp.zeros(self.window, jnp.int32))
 
     def select(self, state: WindowState, key: Key, rows: int) -> Choice:
-        mean, pulls = self.statistics(state)
-        best = jnp.where(pulls > 0, mean + self.beta / jnp.sqrt(jnp.maximum(pulls, 1.0)), jnp.inf)
-        tied = best == best.max()
-        lots = keys.uniform(keys.derive(key, 0), (rows, best.shape[0]))
-        chosen = jnp.argmax(jnp.where(tied, lots, 0.0), axis=1)
-        anything = keys.below(keys.derive(key, 1), rows, best.shape[0])
-        explores = keys.uniform(keys.derive(key, 2), (rows,)) <= self.epsilon
-        cell = state.arms[jnp.where(explores, anything, chosen)]
-        lots = keys.uniform(keys.derive(key, 3), cell.shape)
+        steps = jnp.cumsum(self.probability(state, rows))
+        lots = keys.uniform(keys.derive(key, 0), (rows,))
+        cell = state.arms[jnp.searchsorted(steps, lots * steps[-1])]
+        lots = keys.uniform(keys.derive(key, 1), cell.shape)
         return Choice(cell, self.space.points(cell, lots))
+
+    def probability(self, state: WindowState, rows: int) -> Float[Array, " A"]:
+        """With which probability each of so many rows plays each arm."""
+        mean, pulls = self.statistics(state)
+        score = jnp.where(pulls > 0, mean + self.beta / jnp.sqrt(jnp.maximum(pulls, 1.0)), -jnp.inf)
+        best = (score == score.max()) & (pulls > 0)
+        absent = pulls == 0
+        fresh = jnp.minimum(absent.sum() / rows, 1.0)
+        fresh = jnp.where(best.any(), fresh, 1.0)
+        even = fresh * absent / jnp.maximum(absent.sum(), 1) + (1.0 - fresh) * best / jnp.maximum(
+            best.sum(), 1
+        )
+        return (1.0 - self.epsilon) * even + self.epsilon / len(pulls)
 
     def statistics(self, state: WindowState) -> tuple[Float[Array, " A"], Float[Array, " A"]]:
         """Mean return, in the window's units, and number of pulls of every arm; the mean of none is 0."""
@@ -105,9 +114,7 @@ class SlidingWindowUCB:
 
     def report(self, state: WindowState) -> dict[str, Array]:
         mean, pulls = self.statistics(state)
-        best = jnp.where(pulls > 0, mean + self.beta / jnp.sqrt(jnp.maximum(pulls, 1.0)), jnp.inf)
-        tied = (best == best.max()).astype(jnp.float32)
-        chance = (1.0 - self.epsilon) * tied / tied.sum() + self.epsilon / tied.shape[0]
+        chance = self.probability(state, 1)
         per_cell = marginals(self.space, state.arms, pulls)
         total = marginals(self.space, state.arms, pulls * mean)
         unit = 1.0 if self.normalise else pools.moments(state.pool)[1]
