@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -159,7 +158,7 @@ def played(name: str, world: World, seeds: int, steps: int = STEPS, **options: A
 
 
 def measured(seeds: int) -> dict[str, Any]:
-    """For every world and selector: quality over all episodes and over the last quarter, by seed, and a curve."""
+    """For every world and selector: quality of all episodes and of the last quarter by seed, and a curve."""
     found: dict[str, Any] = {}
     for world_name, world in WORLDS.items():
         found[world_name] = {"text": world.text, "main": world.main, "selectors": {}}
@@ -180,9 +179,9 @@ def table(result: dict[str, Any]) -> str:
     """Quality of the last quarter and regret of all episodes, worlds by selectors, in Markdown."""
     worlds = result["worlds"]
     lines = [
-        f"{result['episodes']:,} episodes on {result['rows']} rows, {result['seeds']} seeds. IQM over the seeds "
-        "of what the choices of the last quarter of the episodes were worth (0 to 1), with its 95 % interval; "
-        "bold is the best, *slanted* is below uniform.",
+        f"{result['episodes']:,} episodes on {result['rows']} rows, {result['seeds']} seeds. IQM over "
+        "the seeds of what the choices of the last quarter of the episodes were worth (0 to 1), with its "
+        "95 % interval; bold is the best, *slanted* is below uniform.",
         "",
         "| world | " + " | ".join(f"`{name}`" for name in NAMES) + " |",
         "|---|" + "---|" * len(NAMES),
@@ -213,10 +212,15 @@ def verdict(worlds: dict[str, Any]) -> list[str]:
     """How far the default is from the best of each world, and which selectors are below uniform."""
     lines = ["The default against the best of each world (last quarter, IQM), and who is below uniform:", ""]
     for world_name, world in worlds.items():
-        value = {name: interval(np.asarray(world["selectors"][name]["last"])).value for name in NAMES}
+        seen = {name: interval(np.asarray(world["selectors"][name]["last"])) for name in NAMES}
+        value = {name: found.value for name, found in seen.items()}
         best = max(value, key=lambda name: value[name])
         gap = 100.0 * (1.0 - value["thompson"] / value[best])
-        below = [f"`{n}`" for n in NAMES if n not in CONTROLS and value[n] < value["uniform"]]
+        below = [
+            f"`{n}`{'' if seen[n].high < value['uniform'] else ' (inside its interval)'}"
+            for n in NAMES
+            if n not in CONTROLS and value[n] < value["uniform"]
+        ]
         place = "is the best" if best == "thompson" else f"{gap:.1f} % below `{best}`"
         lines.append(f"- {world_name}: {place}; below uniform: {', '.join(below) or 'none'}")
     return lines
@@ -253,7 +257,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
         axis.set_ylabel("worth of the choices")
     for axis in axes[1]:
         axis.set_xlabel("thousand episodes")
-    axes[0, 0].legend(fontsize=8, loc="upper right", ncols=2)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(NAMES))
     figure.savefig(out, dpi=110)
 
 

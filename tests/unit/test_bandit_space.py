@@ -17,7 +17,7 @@ LOTS = st.one_of(st.floats(2.0**-25, 1.0, width=32), st.sampled_from([2.0**-25, 
 @given(
     low=st.floats(-1e3, 1e3, width=16),
     width=st.floats(0.0625, 1e3, width=16),
-    cells=st.integers(1, 12),
+    cells=st.sampled_from([1, 3, 10]),
     part=st.floats(0, 1, exclude_max=True),
     lot=LOTS,
 )
