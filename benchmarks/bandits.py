@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -157,12 +158,12 @@ def played(name: str, world: World, seeds: int, steps: int = STEPS, **options: A
     )
 
 
-def measured(seeds: int) -> dict[str, Any]:
+def measured(seeds: int, names: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
     """For every world and selector: quality of all episodes and of the last quarter by seed, and a curve."""
-    found: dict[str, Any] = {}
     for world_name, world in WORLDS.items():
-        found[world_name] = {"text": world.text, "main": world.main, "selectors": {}}
-        for name in NAMES:
+        kept = found.get(world_name, {}).get("selectors", {})
+        found[world_name] = {"text": world.text, "main": world.main, "selectors": kept}
+        for name in names:
             quality = played(name, world, seeds)
             last = quality[:, -(STEPS // 4) :].mean(axis=1)
             blocks = quality.mean(axis=0).reshape(50, -1).mean(axis=1)
@@ -274,11 +275,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "bandits.json")
     parser.add_argument(
+        "--selector", action="append", choices=NAMES, help="only these, into the file there is"
+    )
+    parser.add_argument(
         "--only-page", action="store_true", help="write page and picture of the file that is there"
     )
     a = parser.parse_args()
     if not a.only_page:
-        result = measured(a.seeds)
+        before = json.loads(a.out.read_text()) if a.selector else {"worlds": {}}
+        if a.selector and before["seeds"] != a.seeds:
+            parser.error(
+                f"the file holds {before['seeds']} seeds: give --seeds {before['seeds']} to add to it"
+            )
+        result = measured(a.seeds, a.selector or NAMES, before["worlds"])
         a.out.write_text(json.dumps(result) + "\n")
     result = json.loads(a.out.read_text())
     draw(result, a.out.with_suffix(".png"))

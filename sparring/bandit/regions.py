@@ -38,7 +38,7 @@ class RegionsState(NamedTuple):
 
 @dataclass(frozen=True)
 class Regions:
-    """Each row asks one member, which draws a region from softmax(V + c √(log(1 + others) / (1 + pulls))).
+    """Each row asks one member, which draws a region by softmax of V + c √(log(1 + others) / (1 + pulls)).
 
     V is a region's mean rank score, shrunk as by one neutral pull; others are the other regions' pulls.
     Members differ in how they cut the space and in c. Each lives for `lifetime` episodes, then a new one
@@ -51,7 +51,8 @@ class Regions:
     """into how many parts a coordinate may be cut"""
     bonuses: tuple[float, ...] = (0.5, 1.0, 2.0)
     """what c may be"""
-    temperature: float = 1.0
+    temperature: float = 0.1
+    """of the softmax; LBC has 1 over raw values, but rank scores, at most √3, would all look alike at 1"""
     lifetime: int = 3500
     pool: int = 2000
     warm_up: int = 64
