@@ -40,7 +40,8 @@ class Tiles:
     that tile. Every member learns from every episode with its own learning rate.
 
     `faithful` is GDI as far as it is known: raw returns, values standardised over all tiles, those never
-    visited at zero. Where returns are negative that is worse than choosing uniformly. `safe` learns from
+    visited at zero. Where returns are negative every visit makes a tile look worse than those never visited,
+    and it is about as good as choosing uniformly, or worse. `safe` learns from
     rank scores and standardises over visited tiles alone, unvisited ones being neutral.
     """
 
