@@ -42,12 +42,16 @@ def places(place: Int[Array, ""], counted: Int[Array, ""], rows: int, size: int)
     return jnp.where(stays, (place + row) % size, size)
 
 
-def insert(pool: Pool, returns: Float[Array, " B"], mask: Bool[Array, " B"]) -> Pool:
-    """The pool after the masked-in returns, which replace the oldest."""
+def insert(
+    pool: Pool, returns: Float[Array, " B"], mask: Bool[Array, " B"], rows_in: Int[Array, " B"] | None = None
+) -> Pool:
+    """The pool after the masked-in returns, which replace the oldest; `rows_in` is their `order`."""
     size, rows = pool.returns.shape[0], returns.shape[0]
     counted = mask.sum(dtype=jnp.int32)
     where = places(pool.place, counted, rows, size)
-    held = pool.returns.at[where].set(returns[order(mask, returns)], mode="drop")
+    held = pool.returns.at[where].set(
+        returns[order(mask, returns) if rows_in is None else rows_in], mode="drop"
+    )
     return Pool(held, (pool.place + counted) % size, jnp.minimum(pool.held + counted, size))
 
 

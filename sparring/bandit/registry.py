@@ -8,13 +8,20 @@ from functools import partial
 from typing import Any
 
 from sparring.bandit.api import Selector
+from sparring.bandit.regions import Regions
 from sparring.bandit.simple import Fixed, Ladder, Uniform
 from sparring.bandit.space import Space
 from sparring.bandit.thompson import Thompson
+from sparring.bandit.tiles import Tiles
+from sparring.bandit.ucb import SlidingWindowUCB
 from sparring.errors import ConfigError, nearest
 
 SELECTORS: dict[str, Callable[..., Selector]] = {
     "thompson": Thompson,
+    "sw_ucb": SlidingWindowUCB,
+    "gdi_tiles": Tiles,
+    "gdi_tiles_faithful": partial(Tiles, mode="faithful"),
+    "lbc_regions": Regions,
     "uniform": Uniform,
     "fixed": Fixed,
     "ladder": Ladder,

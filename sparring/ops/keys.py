@@ -78,7 +78,7 @@ def normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
     return (jnp.sqrt(-2.0 * jnp.log(u[:, 0])) * jnp.cos(2.0 * jnp.pi * u[:, 1])).reshape(shape)
 
 
-def below(key: Key, count: int, limit: jax.Array) -> jax.Array:
+def below(key: Key, count: int, limit: jax.Array | int) -> jax.Array:
     """As many whole numbers in [0, limit), straight from derived keys.
 
     None is likelier than another by more than limit / 2^32 of its probability.
