@@ -75,6 +75,7 @@ ALGORITHMS = {
     "reinforce": "sparring.algos.reinforce:REINFORCE",
     "dqn": "sparring.algos.dqn:DQN",
     "pqn": "sparring.algos.pqn:PQN",
+    "gdi": "sparring.algos.gdi:GDI",
     "sac": "sparring.algos.sac:SAC",
     "td3": "sparring.algos.td3:TD3",
     "crossq": "sparring.algos.crossq:CrossQ",
@@ -83,7 +84,7 @@ ALGORITHMS = {
 
 ACTOR_CRITICS = ("ppo", "a2c", "reinforce")
 """They have a distribution over every kind of action, and learn from the rollout they collected."""
-CHOOSERS = ("dqn", "pqn")
+CHOOSERS = ("dqn", "pqn", "gdi")
 """They choose among options: a Box needs action_bins, and bits they refuse."""
 STEERERS = ("td3", "crossq")
 """They act with bounded numbers alone: discrete environments are not for them."""
@@ -108,6 +109,7 @@ TINY: dict[str, dict[str, Any]] = {
     "reinforce": {"pi": (8,), "vf": (8,), "n_steps": 8},
     "dqn": {**REPLAY, "net_arch": (8,), "target_update_interval": 24},
     "pqn": {"net_arch": (8,), "n_steps": 8, "batch_size": 8, "n_epochs": 2},
+    "gdi": {**REPLAY, "net_arch": (8,), "burn_in": 0, "warmup": 2},
     "sac": {**REPLAY, "pi": (8,), "qf": (8,)},
     "td3": {**REPLAY, "pi": (8,), "qf": (8,)},
     "crossq": {**REPLAY, "pi": (8,), "qf": (8,)},
@@ -190,7 +192,7 @@ def train(algo: Any, env: Any, key: Any, iterations: int = 2) -> Any:
     rows = algo.spec.rows
     env_state, timestep = batched.reset(env, keys.once(key, keys.RESET), rows)
     blank = Learner(algo.init(keys.once(key, keys.INIT)), None, None)
-    world = fused.World(blank, actor.start(algo, timestep), env_state)
+    world = fused.World(blank, actor.start(algo, timestep, key), env_state)
     example = jax.eval_shape(lambda: fused.collect(algo, env, world, key, 0)[2])
     learner = Learner(blank.train, algo.replay.init(example), actor.start_episodes(rows, 4))
     start = world._replace(learner=learner)

@@ -141,7 +141,7 @@ class CrossQ(Controlled):
     horizon: Any = 1.0
 
     Config: ClassVar = CrossQConfig
-    COORDINATES: ClassVar = ("temperature:0.25:4:6:log",)
+    coordinates: ClassVar = ("temperature:0.25:4:6:log",)
 
     @property
     def plan(self) -> Plan:

@@ -89,7 +89,7 @@ class DQN(Controlled):
     horizon: Any = 1.0
 
     Config: ClassVar = DQNConfig
-    COORDINATES: ClassVar = ("epsilon:0.01:0.6:6:log", "n_step=1|3|5")
+    coordinates: ClassVar = ("epsilon:0.01:0.6:6:log", "n_step=1|3|5")
 
     def _default(self, known: dict[str, str]) -> Iterable[str]:
         """The number of steps is a choice where the replay keeps more than one together."""

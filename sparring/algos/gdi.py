@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from sparring.bandit.settings import ControlConfig, Controlled, Selection, controller_for
-from sparring.bandit.space import Coordinate, Space
+from sparring.bandit.settings import ControlConfig, Controlled, Selection
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError, nearest
 from sparring.nets import policies, sequences, sight, values
@@ -192,27 +191,36 @@ class GDI(Controlled):
         )
 
     @property
-    def space(self) -> Space:
-        """The behaviours: 1/τ of every component, then ε, or for LBC every component's weight."""
+    def coordinates(self) -> tuple[str, ...]:  # type: ignore[override]
+        """1/τ of every component, then ε, or for LBC every component's weight."""
         c, (cells, weights) = self.config, self.config.index_cells
         low, high = c.sharpness_range
-        names = [str(i + 1) for i in range(self.components)]
-        sharp = [
-            Coordinate.interval(f"inverse_tau_{n}", low, high, cells, log=c.sharpness_log) for n in names
-        ]
+        log = ":log" if c.sharpness_log else ""
+        sharp = [f"inverse_tau_{n}:{low}:{high}:{cells}{log}" for n in self._numbers]
         if c.variant == "lbc":
-            mixed = [Coordinate.interval(f"omega_{n}", 0.0, 1.0, weights) for n in names]
-        else:
-            mixed = [Coordinate.interval("epsilon", 0.0, 1.0, weights)]
-        return Space((*sharp, *mixed))
+            return (*sharp, *(f"omega_{n}:0:1:{weights}" for n in self._numbers))
+        return (*sharp, f"epsilon:0:1:{weights}")
+
+    @property
+    def _numbers(self) -> range:
+        """Components, counted from 1."""
+        return range(1, self.components + 1)
 
     def behaviour(self, point: Float[Array, "B C"]) -> Behaviour:
-        """How rows act at these points of the space."""
-        sharpness, rest = point[:, : self.components], point[:, self.components :]
+        """How rows act at these points; what nothing chose is the target policy's, or an even mixture."""
+        given = {name: point[:, c] for c, name in enumerate(self.space.names)}
+
+        def chosen(names: list[str], default: Any) -> Float[Array, "B P"]:
+            even = jnp.full(point.shape[0], default)
+            return jnp.stack([given.get(name, even) for name in names], axis=-1)
+
+        sharpness = chosen([f"inverse_tau_{n}" for n in self._numbers], 1.0 / self.config.target_temperature)
         if self.config.variant == "lbc":
-            mixture = (rest + 1e-6) / jnp.sum(rest + 1e-6, axis=-1, keepdims=True)
+            omega = chosen([f"omega_{n}" for n in self._numbers], 1.0) + 1e-6
+            mixture = omega / jnp.sum(omega, axis=-1, keepdims=True)
         else:
-            mixture = jnp.concatenate([rest, 1.0 - rest], axis=-1)
+            epsilon = chosen(["epsilon"], 0.5)
+            mixture = jnp.concatenate([epsilon, 1.0 - epsilon], axis=-1)
         return Behaviour(sharpness=sharpness, mixture=mixture)
 
     def check(self) -> list[str]:
@@ -242,7 +250,7 @@ class GDI(Controlled):
                 "index_cells must be at least 1, sample_reuse above 0, and neither burn_in nor "
                 "learning_starts negative."
             )
-        controller_for(c, self.space)
+        _ = self.controller  # refuses an index that does not fit
         if c.core == "none" and c.burn_in:
             return ["burn_in warms a core up, and there is none."]
         return []

@@ -110,7 +110,7 @@ class PPO(Controlled):
     horizon: Any = 1.0
 
     Config: ClassVar = PPOConfig
-    COORDINATES: ClassVar = ("temperature:0.5:2:5:log", "ent_coef:0.0001:0.03:5:log")
+    coordinates: ClassVar = ("temperature:0.5:2:5:log", "ent_coef:0.0001:0.03:5:log")
 
     @property
     def plan(self) -> Plan:

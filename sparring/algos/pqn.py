@@ -95,7 +95,7 @@ class PQN(Controlled):
     horizon: Any = 1.0
 
     Config: ClassVar = PQNConfig
-    COORDINATES: ClassVar = ("epsilon:0.01:0.6:6:log",)
+    coordinates: ClassVar = ("epsilon:0.01:0.6:6:log",)
 
     @property
     def plan(self) -> Plan:

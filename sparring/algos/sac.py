@@ -98,7 +98,7 @@ class SAC(Controlled):
     horizon: Any = 1.0
 
     Config: ClassVar = SACConfig
-    COORDINATES: ClassVar = ("temperature:0.25:4:6:log",)
+    coordinates: ClassVar = ("temperature:0.25:4:6:log",)
 
     @property
     def plan(self) -> Plan:

@@ -97,7 +97,7 @@ class TD3(Controlled):
     horizon: Any = 1.0
 
     Config: ClassVar = TD3Config
-    COORDINATES: ClassVar = ("noise:0:3:6",)
+    coordinates: ClassVar = ("noise:0:3:6",)
 
     @property
     def plan(self) -> Plan:

@@ -76,13 +76,13 @@ class Controlled:
     """What an algorithm inherits to let a bandit choose its rows' behaviour."""
 
     config: Any
-    COORDINATES: ClassVar[tuple[str, ...]]
+    coordinates: ClassVar[tuple[str, ...]]
     """what may be chosen, as in `controller_space`, with the range that is the default"""
 
     @property
     def space(self) -> Space:
         """The behaviours to choose from."""
-        known = {coordinate(text).name: text for text in self.COORDINATES}
+        known = {coordinate(text).name: text for text in self.coordinates}
         chosen = [coordinate(text) for text in self.config.controller_space or self._default(known)]
         for each in chosen:
             if each.name not in known:

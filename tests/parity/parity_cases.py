@@ -62,6 +62,7 @@ CASES |= {
     "rainbow": Case(CartPole(), {**RAINBOW, "normalize_obs": True}, 40),
     "noisy": Case(Masked(), {"exploration": "noisy"}, 4),
     "recurrent": Case(CartPole(), RECURRENT, 40),
+    "chosen": Case(CartPole(), {"controller": "thompson", "n_steps": 3, "normalize_obs": True}, 40),
     "drifting": Case(MultiplyContinuous(), {**NORMALISED, "noise": "ou", "frame_stack": 2, "n_steps": 2}, 37),
 }
 ON_POLICY = ("cartpole", "normalised", "truncating", "stack and gSDE", "masked", "dict")
@@ -76,6 +77,10 @@ PAIRS += [
     ("dqn", "noisy"),
     ("dqn", "recurrent"),
     ("pqn", "normalised"),
+    ("gdi", "truncating"),
+    ("gdi", "recurrent"),
+    ("ppo", "chosen"),
+    ("dqn", "chosen"),
     ("sac", "masked"),
     ("sac", "stack and gSDE"),
     ("td3", "drifting"),

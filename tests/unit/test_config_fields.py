@@ -76,6 +76,15 @@ BASE: dict[str, dict[str, Any]] = {
     "reinforce": {**NORMALISED, "max_episode_steps": 5},
     "dqn": {**NORMALISED, "action_bins": (5,), "learning_starts": 4, "gradient_steps": 8},
     "pqn": {**NORMALISED, "action_bins": (5,)},
+    "gdi": {
+        **NORMALISED,
+        "action_bins": (5,),
+        "learning_starts": 4,
+        "gradient_steps": 8,
+        "warmup": 1,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.01,
+    },
     "sac": {**NORMALISED, "learning_starts": 4, "gradient_steps": 8, "ent_coef": None},
     "td3": {**NORMALISED, "learning_starts": 4, "gradient_steps": 8},
     "crossq": {**NORMALISED, "learning_starts": 4, "gradient_steps": 8},
@@ -149,8 +158,9 @@ REPLAY = {
     "buffer": Trial("host"),
     "buffer_folder": Trial("."),
 }
-ELSEWHERE = ("buffer", "buffer_folder")
-"""What only a driver outside JAX looks at: tests/parity/test_host_replay.py."""
+ELSEWHERE = ("buffer", "buffer_folder", "controller_index", "sharpness_range")
+"""What only a driver outside JAX looks at: tests/parity/test_host_replay.py; and constants, which a program's
+text does not show: test_controllers.py."""
 EPSILON = {
     "exploration_fraction": Trial(1.0),
     "exploration_initial_eps": Trial(0.5),
@@ -161,8 +171,22 @@ CRITICS = {
     "qf": Trial((6,)),
     "n_critics": Trial(3),
 }
+
+
+def chosen(space: str, *index: float) -> dict[str, Trial]:
+    """The settings of a bandit that chooses behaviours."""
+    fixed = {"controller": "fixed", "controller_index": index, "controller_space": (space,) if index else ()}
+    return {
+        "controller": Trial("uniform"),
+        "controller_space": Trial((space,), {"controller": "uniform"}),
+        "controller_scope": Trial("row", {"controller": "thompson"}),
+        "controller_index": Trial((0.3,), fixed),
+    }
+
+
 OWN: dict[str, dict[str, Trial]] = {
     "ppo": {
+        **chosen("temperature:0.5:2:3", 0.7),
         **POLICY,
         "batch_size": Trial(4),
         "n_epochs": Trial(3),
@@ -192,6 +216,7 @@ OWN: dict[str, dict[str, Trial]] = {
         **REPLAY,
         **BINS,
         **EPSILON,
+        **chosen("epsilon:0.1:0.5:3", 0.7),
         "net_arch": Trial((6,)),
         "tau": Trial(0.5),
         "target_update_interval": Trial(10_000),
@@ -204,6 +229,7 @@ OWN: dict[str, dict[str, Trial]] = {
     },
     "pqn": {
         **SIGHT,
+        **chosen("epsilon:0.1:0.5:3", 0.7),
         **BINS,
         **EPSILON,
         "activation": Trial("tanh"),
@@ -217,8 +243,56 @@ OWN: dict[str, dict[str, Trial]] = {
         "adam_eps": Trial(0.1),
         "sequence_length": Trial(4, GRU),
     },
+    "gdi": {
+        **SIGHT,
+        **BINS,
+        "controller": Trial("uniform"),
+        "controller_space": Trial(("epsilon:0.1:0.5:3",), {"controller": "uniform"}),
+        "controller_scope": Trial("row"),
+        "controller_index": Trial(
+            (1.0, 2.0, 0.5), {"controller": "fixed", "controller_index": (3.0, 2.0, 0.5)}
+        ),
+        "variant": Trial("i3"),
+        "policies": Trial(3, {"variant": "lbc"}),
+        "shaping": Trial(("none",)),
+        "gammas": Trial((0.5, 0.9)),
+        "activation": Trial("tanh"),
+        "net_arch": Trial((6,)),
+        "layer_norm": Trial(False),
+        "warmup": Trial(100),
+        "weight_decay": Trial(10.0),
+        "adam_b2": Trial(0.5),
+        "adam_eps": Trial(0.1),
+        "max_grad_norm": Trial(1e-3),
+        "target_temperature": Trial(0.1),
+        "rho_bar": Trial(0.1),
+        "c_bar": Trial(0.1),
+        "v_trace": Trial(0.1),
+        "q_trace": Trial(0.1),
+        "v_coef": Trial(0.1),
+        "q_coef": Trial(0.1),
+        "pi_coef": Trial(0.1),
+        "buffer_size": Trial(16),
+        "learning_starts": Trial(30),
+        "batch_size": Trial(4),
+        "sequence_length": Trial(3),
+        "sequence_stride": Trial(2),
+        "burn_in": Trial(1, GRU),
+        "train_freq": Trial(3),
+        "gradient_steps": Trial(2),
+        "sample_reuse": Trial(16.0, {"gradient_steps": -1}),
+        "prioritized": Trial(True),
+        "priority_alpha": Trial(0.1, PRIORITISED),
+        "priority_beta": Trial(1.0, PRIORITISED),
+        "priority_initial": Trial("mean", PRIORITISED),
+        "priority_eta": Trial(0.1, PRIORITISED),
+        "sharpness_range": Trial((0.0, 5.0)),
+        "sharpness_log": Trial(True, {"sharpness_range": (0.5, 50.0)}),
+        "index_cells": Trial((3, 2)),
+    },
     "sac": {
         **REPLAY,
+        **chosen("temperature:0.5:2:3", 0.7),
         **BINS,
         **EXPLORE,
         **CRITICS,
@@ -232,6 +306,7 @@ OWN: dict[str, dict[str, Trial]] = {
     },
     "td3": {
         **REPLAY,
+        **chosen("noise:0.5:2:3", 0.7),
         **CRITICS,
         "share_features": Trial(True, {"batch_size": 4}, env=PixelsContinuous()),
         "tau": Trial(0.5),
@@ -242,6 +317,7 @@ OWN: dict[str, dict[str, Trial]] = {
     },
     "crossq": {
         **REPLAY,
+        **chosen("temperature:0.5:2:3", 0.7),
         **EXPLORE,
         **CRITICS,
         "share_features": Trial(True, {"batch_size": 4}, env=PixelsContinuous()),
@@ -255,7 +331,7 @@ OWN: dict[str, dict[str, Trial]] = {
         "renorm_warm_up": Trial(0.0),
     },
 }
-CHOICE_ENV = {"dqn": {"action_bins": ()}, "pqn": {"action_bins": ()}}
+CHOICE_ENV = {name: {"action_bins": ()} for name in ("dqn", "pqn", "gdi")}
 """On an environment of choices there is nothing to discretise."""
 TABLE = OWN
 

@@ -1,0 +1,144 @@
+"""Bandits that choose how each algorithm's rows explore."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import agent, quick
+
+from sparring import actor
+from sparring.bandit.settings import coordinate
+from sparring.drivers.fused import Fused
+from sparring.envs.classic.cartpole import CartPole
+from sparring.envs.classic.pendulum import Pendulum
+from sparring.errors import ConfigError
+from sparring.ops.returns import n_step
+from sparring.replay.offpolicy import shortened
+from sparring.types import ActorState, Transition
+
+ROWS = 4
+ENVS = {"ppo": CartPole, "dqn": CartPole, "pqn": CartPole, "gdi": CartPole, "sac": Pendulum, "td3": Pendulum}
+COORDINATES = {
+    "ppo": ("temperature", "ent_coef"),
+    "dqn": ("epsilon",),
+    "pqn": ("epsilon",),
+    "gdi": ("inverse_tau_1", "inverse_tau_2", "epsilon"),
+    "sac": ("temperature",),
+    "td3": ("noise",),
+}
+
+
+def made(name: str, **settings: Any) -> Any:
+    return agent(name, ENVS[name](), ROWS, **{"controller": "thompson", **settings})
+
+
+@pytest.mark.parametrize("name", COORDINATES)
+def test_what_may_be_chosen(name: str) -> None:
+    assert made(name).space.names == COORDINATES[name]
+
+
+@pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
+def test_an_index_lasts_for_an_episode(name: str) -> None:
+    """Rows change their point exactly where an episode starts, and the bandit hears of each that ended."""
+    driver = Fused(made(name), CartPole(), ROWS, (0,))
+    state, _, rollout = driver_rollout(driver, 60)
+    points, first = np.asarray(rollout.point), np.asarray(rollout.first)
+    changed = (points[1:] != points[:-1]).any(axis=-1)
+    assert changed.any()
+    assert np.array_equal(changed, first[1:])
+    over = np.asarray(rollout.terminated | rollout.truncated)
+    assert int(state.control.state.pool.held) == over.sum()
+
+
+def driver_rollout(driver: Fused, steps: int) -> Any:
+    """A rollout that is longer than the plan's, with the driver's own collecting."""
+    from dataclasses import replace
+
+    from sparring.drivers import fused
+
+    long = {"n_steps": steps} if hasattr(driver.algo.config, "n_epochs") else {"train_freq": steps}
+    algo = replace(driver.algo, config=replace(driver.algo.config, **long))
+    return quick(lambda w: fused.collect(algo, driver.env, w, jax.random.key(3), jnp.int32(0)))(
+        driver.worlds[0]
+    )
+
+
+def test_points_become_behaviour() -> None:
+    point = jnp.float32([[0.5], [0.0]])
+    assert np.asarray(made("dqn").behaviour(point).epsilon).tolist() == [0.5, 0.0]
+    assert np.asarray(made("td3").behaviour(point).noise).tolist() == [0.5, 0.0]
+
+
+def test_an_epsilon_of_0_is_greedy_and_of_1_is_random() -> None:
+    algo = made("dqn", learning_starts=0)
+    rows = 400
+    weights = algo.policy(algo.init(jax.random.key(0)))
+    state = ActorState(jnp.ones((rows, 4)), jnp.ones(rows, bool), algo.carry(rows))
+    share = {}
+    for epsilon in (0.0, 1.0):
+        behaviour = actor.behaviour(algo, jnp.full((rows, 1), epsilon))
+        action = np.asarray(actor.act(algo, weights, state, behaviour, jax.random.key(1))[0])
+        share[epsilon] = max(np.mean(action == 0), np.mean(action == 1))
+    assert share[0.0] == 1.0
+    assert share[1.0] < 0.6
+
+
+def test_no_noise_is_td3s_mean() -> None:
+    algo = made("td3", noise="normal", learning_starts=0)
+    weights = algo.policy(algo.init(jax.random.key(0)))
+    state = ActorState(jnp.ones((2, 3)), jnp.ones(2, bool), algo.carry(2))
+    behaviour = actor.behaviour(algo, jnp.float32([[0.0], [3.0]]))
+    greedy = actor.act(algo, weights, state, behaviour._replace(greedy=jnp.ones(2, bool)), jax.random.key(1))[
+        0
+    ]
+    noisy = actor.act(algo, weights, state, behaviour, jax.random.key(1))[0]
+    assert float(noisy[0, 0]) == float(greedy[0, 0])
+    assert float(noisy[1, 0]) != float(greedy[1, 0])
+
+
+def test_a_chosen_number_of_steps_ends_the_window() -> None:
+    """n steps of a longer window: their rewards, then the value with γ^n."""
+    data = Transition(*[None] * 7)._replace(
+        terminated=jnp.zeros((3, 3), bool), truncated=jnp.zeros((3, 3), bool)
+    )
+    cut = shortened(data, jnp.float32([[1.0] * 3, [2.0] * 3, [3.0] * 3]))
+    made = n_step(jnp.ones((3, 3)), cut.terminated, cut.truncated, 0.5)
+    assert np.asarray(made.reward).tolist() == [1.0, 1.5, 1.75]
+    assert np.asarray(made.discount).tolist() == [0.5, 0.25, 0.125]
+
+
+def test_a_fixed_index_acts_by_it() -> None:
+    algo = made("gdi", controller="fixed", controller_index=(3.0, 7.0, 0.25))
+    control = algo.controller.start(jax.random.key(0), ROWS)
+    assert np.asarray(control.choice.point).tolist() == [[3.0, 7.0, 0.25]] * ROWS
+    again = algo.controller.turn(control, jnp.ones(ROWS), jnp.ones(ROWS, bool), None, jax.random.key(1))
+    assert np.asarray(again.choice.point).tolist() == [[3.0, 7.0, 0.25]] * ROWS
+
+
+def test_sharpness_stays_in_its_range() -> None:
+    point = made("gdi", sharpness_range=(3.0, 4.0)).controller.start(jax.random.key(0), 50).choice.point
+    assert float(point[:, :2].min()) >= 3.0
+    assert float(point[:, :2].max()) <= 4.0
+
+
+def test_coordinates_in_words() -> None:
+    assert coordinate("n_step=1|3|5").values == (1.0, 3.0, 5.0)
+    assert coordinate("epsilon:0.1:0.4:3").edges == pytest.approx((0.1, 0.2, 0.3, 0.4))
+    assert coordinate("epsilon:0.01:1:2:log").edges == pytest.approx((0.01, 0.1, 1.0))
+    for wrong in ("epsilon", "epsilon:a:b:3", "epsilon:0:1:3:lin", "n_step="):
+        with pytest.raises(ConfigError, match="Examples"):
+            coordinate(wrong)
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"controller_space": ("temperature:1:2:3",)}, "Known: epsilon, n_step"),
+    ({"controller_space": ("n_step=1|3",)}, "at most n_steps = 1"),
+    ({"controller": "fixed"}, "controller_index with 1"),
+])  # fmt: skip
+def test_impossible_choices_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        made("dqn", **settings).check()
