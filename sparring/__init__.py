@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparring.baselines import A2C, DQN, PPO, PQN, REINFORCE, SAC, TD3, CrossQ
+    from sparring.baselines import A2C, DQN, GDI, PPO, PQN, REINFORCE, SAC, TD3, CrossQ
     from sparring.common.evaluation import evaluate_policy
     from sparring.envs.registry import make
     from sparring.errors import SparringError
@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "A2C",
     "DQN",
+    "GDI",
     "PPO",
     "PQN",
     "REINFORCE",
@@ -33,7 +34,7 @@ __all__ = [
     "make",
 ]
 
-BASELINES = ("A2C", "CrossQ", "DQN", "PPO", "PQN", "REINFORCE", "SAC", "TD3")
+BASELINES = ("A2C", "CrossQ", "DQN", "GDI", "PPO", "PQN", "REINFORCE", "SAC", "TD3")
 PLACES = {
     **dict.fromkeys(BASELINES, "sparring.baselines"),
     "Agent": "sparring.model",

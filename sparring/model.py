@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, get_type_hints
 
@@ -199,11 +199,16 @@ class Agent:
         return (np.asarray(action[0]) if single else action), kept
 
     def evaluate(
-        self, env: Any, episodes: int = 100, seed: int = 0, deterministic: bool = True
+        self,
+        env: Any,
+        episodes: int = 100,
+        seed: int = 0,
+        deterministic: bool = True,
+        behave: Callable[[int], Behaviour] | None = None,
     ) -> Evaluation:
         """Whole episodes of this agent in an environment that `registry.make` made."""
         check_spaces(self.spec, env.spec)
-        return evaluate(self.algo, self.weights, env, episodes, seed, deterministic)
+        return evaluate(self.algo, self.weights, env, episodes, seed, deterministic, behave)
 
 
 @jax.jit

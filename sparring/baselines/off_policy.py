@@ -1,4 +1,4 @@
-"""DQN, PQN, SAC, TD3 and CrossQ with SB3's (for CrossQ sb3-contrib's) constructors."""
+"""DQN, PQN, GDI, SAC, TD3 and CrossQ with SB3's (for CrossQ sb3-contrib's) constructors."""
 
 from __future__ import annotations
 
@@ -363,3 +363,61 @@ class PQN(Model):
 def _no_sde_at_warmup(use_sde_at_warmup: bool) -> None:
     if use_sde_at_warmup:
         raise ConfigError("use_sde_at_warmup is not available: the first actions are uniform. Leave it out.")
+
+
+class GDI(Model):
+    """Two policies, and a bandit that picks each episode's mixture of them; SB3 has none.
+
+    Further settings go by their names in `docs/gdi.md`: variant, shaping, controller, target_temperature …
+    """
+
+    algorithm = "gdi"
+
+    def __init__(
+        self,
+        policy: str,
+        env: Any,
+        learning_rate: Schedule | None = None,
+        buffer_size: int = 200_000,
+        learning_starts: int = 2000,
+        batch_size: int = 64,
+        gamma: float = 0.99,
+        train_freq: int = 40,
+        gradient_steps: int = -1,
+        max_grad_norm: float | None = 50,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: Any = "auto",
+        _init_setup_model: bool = True,
+        *,
+        run_dir: str | Path | bool | None = None,
+        n_envs: int = 1,
+        **settings: Any,
+    ) -> None:
+        given = {} if learning_rate is None else {"learning_rate": learning_rate}
+        super().__init__(
+            policy,
+            env,
+            {
+                **given,
+                "buffer_size": buffer_size,
+                "learning_starts": learning_starts,
+                "batch_size": batch_size,
+                "gamma": gamma,
+                "train_freq": train_freq,
+                "gradient_steps": gradient_steps,
+                "max_grad_norm": max_grad_norm,
+                **settings,
+            },
+            policy_kwargs=policy_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            run_dir=run_dir,
+            n_envs=n_envs,
+        )

@@ -18,6 +18,7 @@ VERBS = {
     "train": "train an agent",
     "resume": "continue a run exactly where it was saved",
     "eval": "score a trained agent over whole episodes",
+    "behaviours": "score an agent's heads and behaviours",
     "play": "watch a trained agent in a window or in the terminal",
     "record": "film a trained agent as an MP4",
     "runs": "list the runs",

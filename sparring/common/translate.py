@@ -43,6 +43,7 @@ OWN_NETWORK = (
 BODIES = {
     "dqn": ("net_arch",),
     "pqn": ("net_arch",),
+    "gdi": ("net_arch",),
     "sac": ("pi", "qf"),
     "td3": ("pi", "qf"),
     "crossq": ("pi", "qf"),

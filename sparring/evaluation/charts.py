@@ -13,6 +13,7 @@ from sparring.errors import ConfigError, StorageError, missing_extra
 from sparring.evaluation.bands import Axis, Line
 
 if TYPE_CHECKING:
+    from sparring.evaluation.behaviours import Map
     from sparring.evaluation.comparison import Comparison, Table
 
 FORMATS = ("png", "svg", "pdf")
@@ -87,6 +88,23 @@ def profiles(comparison: Comparison) -> Chart:
             title=table.env, xlabel=comparison.metric, ylabel="share of seeds above", ylim=(-0.02, 1.02)
         )
         panel.legend(frameon=False, fontsize="small")
+    return Chart(figure)
+
+
+def behaviour_map(found: Map) -> Chart:
+    """Mean returns by cells of every pair of coordinates, or of the one there is."""
+    count, names = len(found.space.coordinates), found.space.names
+    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)] or [(0, 0)]
+    figure, panels = _panels(1, len(pairs))
+    for panel, (a, b) in zip(panels.flat, pairs, strict=True):
+        if a == b:
+            panel.plot(range(found.space.cells[a]), found.mean(a), marker="o", color=COLOURS[0])
+            panel.set(xlabel=f"{names[a]} (cell)", ylabel="mean return")
+            continue
+        panel.grid(visible=False)
+        image = panel.imshow(found.mean(a, b), origin="lower", aspect="auto", cmap="viridis")
+        panel.set(xlabel=f"{names[b]} (cell)", ylabel=f"{names[a]} (cell)")
+        figure.colorbar(image, ax=panel, label="mean return")
     return Chart(figure)
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from sparring import actor
-from sparring.evaluation.evaluator import SEED_OFFSET, Player
+from sparring.evaluation.evaluator import SEED_OFFSET, Player, alone
 from sparring.nets import policy, values
 from sparring.ops import keys
 from sparring.ops.distributions import Categorical
@@ -45,7 +45,7 @@ class Episode:
         self.performer = performer
         self.env = env
         self.seed = seed
-        self.player = Player(performer.algo, performer.weights, 1, deterministic, key)
+        self.player = Player(performer.algo, performer.weights, alone(deterministic), key)
         self.timestep = env.reset(seed + SEED_OFFSET)
         self.action: Any = None
         self.step = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,22 +64,30 @@ def evaluate(
     episodes: int,
     seed: int,
     deterministic: bool = True,
+    behave: Callable[[int], Behaviour] | None = None,
 ) -> Evaluation:
-    """Episodes of a policy; in a host environment every row plays its fair share of them."""
+    """Episodes of a policy; in a host environment every row plays its fair share of them.
+
+    `behave` says how so many rows act, besides greedily or not.
+    """
     key = keys.once(jax.random.key(seed), keys.EVALUATION)
+    rows = episodes if isinstance(env, JaxEnv) else env.spec.rows
+    behaviour = Behaviour() if behave is None else behave(rows)
+    behaviour = behaviour._replace(greedy=np.full(rows, deterministic))  # data: one program serves both kinds
     if isinstance(env, JaxEnv):
-        greedy = np.full(episodes, deterministic)  # data, so that one program serves both kinds
-        returns, lengths = _play(env, algo, weights, greedy, key)
+        returns, lengths = _play(env, algo, weights, behaviour, key)
         return Evaluation(np.asarray(returns), np.asarray(lengths), deterministic)
-    return _hosted(algo, weights, env, episodes, seed + SEED_OFFSET, key, deterministic)
+    player = Player(algo, weights, behaviour, key)
+    returns, lengths = _hosted(player, env, episodes, seed + SEED_OFFSET)
+    return Evaluation(returns, lengths, deterministic)
 
 
 @partial(jax.jit, static_argnums=0)
 def _play(
-    env: JaxEnv, algo: Algorithm, weights: Any, greedy: jax.Array, key: Key
+    env: JaxEnv, algo: Algorithm, weights: Any, behaviour: Behaviour, key: Key
 ) -> tuple[jax.Array, jax.Array]:
     """Every row's first episode, all rows together."""
-    rows, behaviour = greedy.shape[0], Behaviour(greedy=greedy)
+    rows = jax.tree.leaves(behaviour)[0].shape[0]
     reset_key, act_key, env_key = (keys.derive(key, tag) for tag in (keys.RESET, keys.ACT, keys.ENV))
     env_state, timestep = batched.reset(env, reset_key, rows)
     longest = env.spec.time_limit or LONGEST
@@ -110,10 +119,10 @@ def _play(
 class Player:
     """A policy that acts for the rows of a host environment, one jitted call per step."""
 
-    def __init__(self, algo: Algorithm, weights: Any, rows: int, deterministic: bool, key: Key) -> None:
+    def __init__(self, algo: Algorithm, weights: Any, behaviour: Behaviour, key: Key) -> None:
         self._algo = algo
         self._weights = weights
-        self._behaviour = Behaviour(greedy=np.full(rows, deterministic))
+        self._behaviour = behaviour
         self._key = key
         self._t = 0
         self._carry: Any = None
@@ -133,6 +142,11 @@ class Player:
         return np.asarray(action)
 
 
+def alone(deterministic: bool) -> Behaviour:
+    """The behaviour of a single row."""
+    return Behaviour(greedy=np.full(1, deterministic))
+
+
 @jax.jit
 def _act(
     algo: Algorithm, weights: Any, state: ActorState, behaviour: Behaviour, key: Key
@@ -140,13 +154,11 @@ def _act(
     return actor.act(algo, weights, state, behaviour, key)
 
 
-def _hosted(
-    algo: Algorithm, weights: Any, env: HostEnv, episodes: int, seed: int, key: Key, deterministic: bool
-) -> Evaluation:
+def _hosted(player: Player, env: HostEnv, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns and lengths, row by row."""
     rows = env.spec.rows
     # A fixed share per row: taking whichever episodes end first would favour short ones.
     share = np.array([episodes // rows + (row < episodes % rows) for row in range(rows)])
-    player = Player(algo, weights, rows, deterministic, key)
     timestep = env.reset(seed)
     total, length = np.zeros(rows), np.zeros(rows, int)
     returns: list[list[float]] = [[] for _ in range(rows)]
@@ -165,5 +177,4 @@ def _hosted(
                 returns[row].append(float(total[row]))
                 lengths[row].append(int(length[row]))
             total[row], length[row] = 0.0, 0
-    flat = [r for done in returns for r in done]
-    return Evaluation(np.array(flat), np.array([n for done in lengths for n in done]), deterministic)
+    return np.array([r for done in returns for r in done]), np.array([n for done in lengths for n in done])

@@ -22,7 +22,7 @@ import numpy as np
 from sparring import actor
 from sparring.config import as_mapping
 from sparring.errors import missing_extra
-from sparring.evaluation.evaluator import SEED_OFFSET, Player
+from sparring.evaluation.evaluator import SEED_OFFSET, Player, alone
 from sparring.model import Agent
 from sparring.ops import keys
 from sparring.runs import tensors, tree
@@ -122,7 +122,7 @@ def pipeline(agent: Agent, legal: Any = None) -> Pipeline:
 def record(agent: Agent, env: Any, count: int = RECORDED, seed: int = 0) -> list[Decision]:
     """Decisions of the agent in row 0 of a host environment, deterministic."""
     key = keys.once(jax.random.key(seed), keys.EVALUATION)
-    player = Player(agent.algo, agent.weights, 1, True, key)
+    player = Player(agent.algo, agent.weights, alone(True), key)
     timestep = env.reset(seed + SEED_OFFSET)
     kept: list[Decision] = []
     for _ in range(count):

@@ -11,7 +11,7 @@ import numpy as np
 from sparring import actor
 from sparring.envs import registry
 from sparring.errors import CheckpointError
-from sparring.evaluation.evaluator import Player
+from sparring.evaluation.evaluator import Player, alone
 from sparring.model import Agent
 from sparring.nets import policy, sight, values
 from sparring.ops import keys
@@ -75,7 +75,7 @@ def on_episodes(agent: Agent, record: Record, env: str, seed: int) -> Replay:
     assert record.terminated is not None
     assert record.truncated is not None
     world = registry.make(env, n_envs=1, backend="inline")
-    player = Player(agent.algo, agent.weights, 1, True, keys.once(jax.random.key(seed), keys.EVALUATION))
+    player = Player(agent.algo, agent.weights, alone(True), keys.once(jax.random.key(seed), keys.EVALUATION))
     obs = reward = 0.0
     same, ended = len(record.obs), 1
     try:
