@@ -1,5 +1,5 @@
 # make demo   sets everything up, trains PPO on CartPole until solved, evaluates it, films it
-# make test   sets everything up and runs all tests
+# make test   sets everything up and runs the tests; make exhaustive tries every setting of every algorithm
 # make check  format, lint, types, import contracts, fast tests: what every commit must pass
 # make kills  fifty SIGKILLs of a run in training, each followed by a resume
 # make memory every algorithm with every core on a memory task
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 CI ?=
 
-.PHONY: demo test check kills memory learn bench clean
+.PHONY: demo test exhaustive check kills memory learn bench clean
 
 $(VENV)/.made:
 	@echo "Setting up $(VENV) …"
@@ -32,14 +32,17 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not exhaustive' $(ARGS)
+
+exhaustive: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m exhaustive $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not wide' $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow and not wide and not exhaustive' $(ARGS)
 
 kills: $(VENV)/.dev
 	SPARRING_KILLS=50 $(BIN)/python -m pytest tests/parity/test_resume.py -k kills

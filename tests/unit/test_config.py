@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from conftest import ALGORITHMS, CHOOSERS, agent, algorithm, train
+from conftest import ALGORITHMS, CHOOSERS, EVERY_TIME, agent, algorithm, train
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -266,7 +266,15 @@ def test_every_scalar_of_ppo_accepts_a_schedule(key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "key"), [(n, k) for n in ALGORITHMS if n != "ppo" for k in schedulable(n)])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        pytest.param(n, k, marks=[pytest.mark.exhaustive] * (n not in EVERY_TIME))
+        for n in ALGORITHMS
+        if n != "ppo"
+        for k in schedulable(n)
+    ],
+)
 def test_every_scalar_of_the_others_accepts_a_schedule(name, key):
     accepts(name, key)
 

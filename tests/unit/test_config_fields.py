@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ACTOR_CRITICS, ALGORITHMS, STEERERS, agent, algorithm, quick, train
+from conftest import ACTOR_CRITICS, ALGORITHMS, EVERY_TIME, STEERERS, agent, algorithm, quick, train
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from sparring.config import Schedulable
@@ -395,8 +395,12 @@ CHOICES = [c for c in CHOICES if c[0] in (*ACTOR_CRITICS, "dqn") or c[1] not in 
 
 def fast(cases: list[tuple[str, str]]) -> list[Any]:
     """Only PPO's are quick enough for every run; the scale of rewards needs a program of its own."""
-    slow = [case for case in cases if case[0] != "ppo" or case[1] == "reward_scale"]
-    return [pytest.param(*case, marks=pytest.mark.slow) if case in slow else case for case in cases]
+
+    def marks(case: tuple[str, str]) -> list[Any]:
+        slow = case[0] != "ppo" or case[1] == "reward_scale"
+        return [pytest.mark.slow] * slow + [pytest.mark.exhaustive] * (case[0] not in EVERY_TIME)
+
+    return [pytest.param(*case, marks=marks(case)) for case in cases]
 
 
 @pytest.mark.parametrize(("name", "field"), fast([c for c in NUMBERS if c[0] in ACTOR_CRITICS]))
