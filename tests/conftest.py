@@ -83,7 +83,7 @@ ALGORITHMS = {
 """Every test that holds for all algorithms walks this list."""
 
 EVERY_TIME = ("ppo", "dqn", "gdi")
-"""One of each kind, all of whose settings `make test` tries; those of the others wait for `make exhaustive`."""
+"""One of each kind, whose settings `make test` tries; the others wait for `make exhaustive`."""
 ACTOR_CRITICS = ("ppo", "a2c", "reinforce")
 """They have a distribution over every kind of action, and learn from the rollout they collected."""
 CHOOSERS = ("dqn", "pqn", "gdi")
