@@ -11,8 +11,10 @@ import numpy as np
 
 from sparring import actor
 from sparring.actor import Episodes
+from sparring.config import Schedule
 from sparring.drivers.platform import once_options
-from sparring.drivers.statistics import statistics
+from sparring.drivers.statistics import of_normaliser, statistics
+from sparring.nets import checkup
 from sparring.ops import keys
 from sparring.ops.seam import block
 from sparring.replay.size import check_fits, free_bytes, replay_bytes
@@ -122,7 +124,7 @@ def learn_from(
     each = _update_keys(algo, keys.consumer(key, iteration, keys.UPDATE))
     if jax.tree.leaves(batches)[0].shape[0]:
         train, traces = jax.lax.scan(update, learner.train, (batches, each))
-        metrics = {name: _summary(trace) for name, trace in traces.items()}
+        metrics = {name: _summary(name, trace) for name, trace in traces.items()}
     else:
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batches, each))
         shapes = jax.eval_shape(update, learner.train, one)[1]
@@ -144,13 +146,25 @@ def _absorbed(
     mean, length, count = actor.window_mean(episodes)
     metrics = {
         **metrics,
-        **statistics(algo.spec, rollout),
+        **statistics(algo.spec, rollout, *_normaliser(algo, learner.train)),
+        **of_normaliser(train),
         "rollout/ep_rew_mean": mean,
         "rollout/ep_len_mean": length,
         "rollout/window_episodes": count,
         "rollout/episodes": episodes.finished,
     }
     return learner._replace(train=train, episodes=episodes), metrics
+
+
+def _normaliser(algo: Algorithm, train: Any) -> tuple[Any, Any]:
+    """What observations were normalised by, and the bound of it; None for an agent that has none."""
+    moments = getattr(train, "moments", None)
+    bound = getattr(algo.config, "clip_obs", None)
+    if moments is None or bound is None:
+        return None, None
+    if isinstance(bound, Schedule):
+        bound = bound.at(train.iteration / algo.horizon)  # type: ignore[attr-defined]
+    return moments, bound
 
 
 def updates(
@@ -175,7 +189,7 @@ def updates(
             return (train, live), metrics
 
         (train, live), traces = jax.lax.scan(body, (train, live), keys.several(base, count))
-        return train, live, {name: _summary(trace) for name, trace in traces.items()}
+        return train, live, {name: _summary(name, trace) for name, trace in traces.items()}
 
     if ready is True:
         return all_of_them(train, memory.live)
@@ -186,6 +200,9 @@ def updates(
     return jax.lax.cond(ready, all_of_them, lambda train, live: (train, live, none), train, memory.live)
 
 
-def _summary(trace: jax.Array) -> jax.Array:
-    """One number for all updates: the last of a count, the mean of anything else."""
-    return trace[-1] if jnp.issubdtype(trace.dtype, jnp.integer) else jnp.mean(trace)
+def _summary(name: str, trace: jax.Array) -> jax.Array:
+    """One number for all updates: the last of a count or a look inside, the largest of a maximum, or the
+    mean."""
+    if jnp.issubdtype(trace.dtype, jnp.integer) or name in checkup.NAMES:
+        return trace[-1]
+    return jnp.max(trace) if name.endswith("_max") else jnp.mean(trace)

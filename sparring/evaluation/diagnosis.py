@@ -19,7 +19,7 @@ from sparring.evaluation.statistics import interval
 from sparring.metrics import charts, sqlite, wandb_history
 from sparring.metrics.advice import Commands
 from sparring.metrics.health import Alert, Context, Engine, Rule, replay
-from sparring.metrics.rules import EVAL, NOT_BUILT, RETURN, RULES, SAMPLED
+from sparring.metrics.rules import EVAL, RETURN, RULES, SAMPLED
 from sparring.runs.directory import RunDirectory
 
 SCHEMA = "diagnose/1"
@@ -134,7 +134,6 @@ def diagnose(subject: Subject, since: int = 0, target: float | None = None) -> d
     passes = [rule for rule in judged if (rule.id, rule.name) not in flagged]
     skipped = [{"id": rule.key, "why": engine.skipped(rule)} for rule in engine.rules if rule not in judged]
     skipped += [{"id": rule.key, "why": "for other algorithms"} for rule in engine.left_out]
-    skipped += [{"id": name, "why": why} for name, why in NOT_BUILT.items()]
     report = {
         "schema": SCHEMA,
         "run": _run(subject),
