@@ -541,8 +541,11 @@ class Session:
 
 
 def measured(values: dict[str, float]) -> dict[str, float]:
-    """Without what was not measured: looks inside that were not due, and updates while a replay fills."""
-    values = {n: x for n, x in values.items() if n not in SPARSE or not math.isnan(x)}
+    """Without what was not measured: looks inside that were not due, what an environment tells at the end of
+    an episode before the first has ended, and updates while a replay fills."""
+    values = {
+        n: x for n, x in values.items() if not (math.isnan(x) and (n in SPARSE or n.startswith("env/")))
+    }
     if values.get("train/n_updates") != 0:
         return values
     return {n: x for n, x in values.items() if not n.startswith(LEARNED) and n not in OF_UPDATES}

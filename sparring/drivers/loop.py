@@ -62,7 +62,7 @@ def start(
     leaves, structure = jax.tree.flatten(example)
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
     if keeps and hasattr(algo.config, "buffer_size"):
-        needed = replay_bytes(algo.replay, jax.tree.unflatten(structure, shapes))
+        needed = replay_bytes(algo.replay, learned(jax.tree.unflatten(structure, shapes)))
         check_fits(needed * copies, free_on_device(), "the device's memory", algo.config.buffer_size, copies)
     return _starter()(algo, key, shapes, structure, window, keeps)
 
@@ -72,8 +72,8 @@ def _starter() -> Any:
     def fresh(algo: Algorithm, key: Key, shapes: Any, structure: Any, window: int, keeps: bool) -> Learner:
         example = jax.tree.unflatten(structure, shapes)
         train = algo.init(keys.once(key, keys.INIT))
-        episodes = actor.start_episodes(example.reward.shape[1], window)
-        return Learner(train, algo.replay.init(example) if keeps else Memory(()), episodes)
+        episodes = actor.start_episodes(example.reward.shape[1], window, example.info)
+        return Learner(train, algo.replay.init(learned(example)) if keeps else Memory(()), episodes)
 
     return jax.jit(fresh, static_argnums=(2, 3, 4, 5), compiler_options=once_options())
 
@@ -87,11 +87,16 @@ def free_on_device() -> int | None:
     return facts["bytes_limit"] - facts["bytes_in_use"] if "bytes_limit" in facts else None
 
 
+def learned(rollout: Transition) -> Transition:
+    """What an algorithm gets of a rollout: not what the environment tells about itself."""
+    return rollout._replace(info=None)
+
+
 def learn(
     algo: Algorithm, learner: Learner, rollout: Transition, key: Key, iteration: jax.Array
 ) -> tuple[Learner, Metrics]:
     """Hands the rollout to the replay, updates as often as the plan says, then absorbs its statistics."""
-    memory = algo.replay.add(learner.replay, rollout)
+    memory = algo.replay.add(learner.replay, learned(rollout))
     return learn_on(algo, learner._replace(replay=memory), rollout, key, iteration, algo.replay.ready(memory))
 
 
@@ -141,7 +146,7 @@ def _absorbed(
     algo: Algorithm, learner: Learner, rollout: Transition, metrics: Metrics
 ) -> tuple[Learner, Metrics]:
     """The learner after the rollout's statistics and episodes, and all metrics."""
-    train = algo.absorb(learner.train, rollout)
+    train = algo.absorb(learner.train, learned(rollout))
     episodes = actor.count_episodes(learner.episodes, rollout)
     mean, length, count = actor.window_mean(episodes)
     metrics = {
@@ -152,6 +157,7 @@ def _absorbed(
         "rollout/ep_len_mean": length,
         "rollout/window_episodes": count,
         "rollout/episodes": episodes.finished,
+        **actor.told_means(episodes),
     }
     return learner._replace(train=train, episodes=episodes), metrics
 
