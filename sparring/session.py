@@ -544,7 +544,7 @@ def measured(values: dict[str, float]) -> dict[str, float]:
     """Without what was not measured: looks inside that were not due, what an environment tells at the end of
     an episode before the first has ended, and updates while a replay fills."""
     values = {
-        n: x for n, x in values.items() if not (math.isnan(x) and (n in SPARSE or n.startswith("env/")))
+        n: x for n, x in values.items() if math.isfinite(x) or not (n in SPARSE or n.startswith("env/"))
     }
     if values.get("train/n_updates") != 0:
         return values

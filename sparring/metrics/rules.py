@@ -43,14 +43,13 @@ THRESHOLDS: dict[str, Limit] = {
     "R06.value_scale": Limit(high=1000.0, error_high=20_000.0, window=5, patience=5, source="Jones: ideal 3"),
     "R06.value_loss_jump": Limit(high=20.0, window=100, patience=3, source="own"),
     "R06.short_horizon": Limit(low=3.0, window=1, patience=3, source="own"),
-    "R07.advantage_bias": Limit(high=1.0, window=20, patience=10, source="Jones: 0.1"),
+    "R07.advantage_bias": Limit(high=1.5, window=20, patience=10, source="Jones: 0.1"),
     "R07.advantage_scale": Limit(high=1000.0, error_high=20_000.0, window=5, patience=5, source="Jones: 10"),
     "R08.clipped_hard": Limit(high=2000.0, error_high=50_000.0, window=20, patience=5, source="37-details"),
     "R08.no_gradient": Limit(low=1e-6, error_low=1e-6, window=10, patience=5, source="own"),
     "R09.update_size": Limit(low=1e-6, high=0.2, error_high=1.0, window=10, patience=5, source="Jones 1e-3"),
-    "R10.dead_units": Limit(high=0.2, error_high=0.5, window=5, patience=5, source="Sokar 2023"),
-    "R11.rank_low": Limit(low=0.02, window=5, patience=5, source="Kumar 2021, Dopamine srank"),
-    "R11.rank_lost": Limit(low=0.3, window=5, patience=10, source="Kumar 2021, Dopamine srank"),
+    "R10.dead_units": Limit(high=0.75, error_high=0.95, window=5, patience=5, source="Sokar 2023"),
+    "R11.feature_rank": Limit(window=5, source="Kumar 2021; no cut-off tells healthy from faulty runs"),
     "R12.obs_clipped": Limit(high=0.01, window=5, patience=5, source="SB3 VecNormalize clip 10"),
     "R12.obs_constant": Limit(low=1e-6, window=5, patience=5, source="own"),
     "R12.obs_scale": Limit(high=50.0, error_high=1000.0, window=5, patience=5, source="Schulman: clip 10"),
@@ -272,13 +271,13 @@ def _update_size(window: Window) -> Reading | None:
     return Reading(value, f"an iteration moves the parameters by {short(value)} of their norm")
 
 
-def _rank_lost(window: Window) -> Reading | None:
-    """The features' rank over its best; growing certain early is no loss, so the run must be under way."""
-    values, rank = window.values("stats/feature_rank"), window.series("stats/feature_rank")
-    if values is None or rank is None or window.progress < 0.3 or rank.high <= 0:
+def _advantage_bias(window: Window) -> Reading | None:
+    """|mean| over deviation, in a run that has learned nothing: a solved task has no deviation either."""
+    values = window.values("stats/advantage_bias")
+    if values is None or window.progress < 0.4 or _gains(window) or _has_risen(window):
         return None
-    now = _middle(values)
-    return Reading(now / rank.high, f"feature rank {now:.0%} of its width, {rank.high:.0%} at its best")
+    value = _middle(values)
+    return Reading(value, f"|mean| of the advantages {short(value)} times their deviation")
 
 
 def _normaliser_drift(window: Window) -> Reading | None:
@@ -685,8 +684,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "R07.advantage_bias",
-        ("stats/advantage_bias",),
-        _median_of("stats/advantage_bias", "|mean| over deviation of the advantages", after=0.2),
+        ("stats/advantage_bias", RETURN),
+        _advantage_bias,
         "the critic is off by a constant: advantages all point one way",
         ("advantages computed wrongly", "episode ends not seen", "critic too slow for its targets"),
         CHECK_ALGO,
@@ -739,20 +738,13 @@ RULES: tuple[Rule, ...] = (
         Advice("units that cannot die", "dead units near 0", (("activation", "tanh"),)),
     ),
     _rule(
-        "R11.rank_low",
+        "R11.feature_rank",
         ("stats/feature_rank",),
-        _median_of("stats/feature_rank", "rank of the features as a share of their width", after=0.1),
-        "the features span almost nothing (a description, not by itself a cause)",
+        _median_of("stats/feature_rank", "rank of the features as a share of their width"),
+        "how much the features span (a description, not by itself a cause)",
         ("dead or saturated units", "learning rate too high", "replay ratio too high"),
         LOWER_RATE,
-    ),
-    _rule(
-        "R11.rank_lost",
-        ("stats/feature_rank",),
-        _rank_lost,
-        "the features lost most of their rank (a description, not by itself a cause)",
-        ("learning rate too high late", "replay ratio too high", "targets that move"),
-        LOWER_RATE,
+        level="note",
     ),
     _rule(
         "R12.obs_clipped",

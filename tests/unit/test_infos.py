@@ -159,7 +159,7 @@ def test_a_jax_environment_tells_the_same_in_both_drivers() -> None:
     for row in range(rows):
         ends = np.flatnonzero(over[:, row])
         for begin, end in zip([0, *(ends + 1)], ends, strict=False):
-            if 32 <= end:  # of the last rollout
+            if end >= 32:  # of the last rollout
                 sums.append(x[begin : end + 1, row].sum())
     assert traces[0]["env/x0_sum"][-1] == pytest.approx(np.mean(sums), rel=1e-4)
 
