@@ -411,7 +411,11 @@ def work(name: str, case: Case, seeds: tuple[int, ...]) -> tuple[str, Case, list
 
 
 def summary(results: Mapping[str, list[dict[str, Any]]], half: str) -> dict[str, Any]:
-    """Recall of every fault, precision of every rule and the share of healthy runs with an alarm."""
+    """Recall of every fault, precision of every rule and the share of healthy runs with an alarm.
+
+    The precision of a fault is the share of its runs' alarms that came from right rules; the others are
+    mostly consequences, such as a return that does not rise. A rule's counts healthy runs as wrong.
+    """
     faults, raised = {}, {}
     chosen = {name: [r for r in runs if half in ("all", r["half"])] for name, runs in results.items()}
     for name, runs in chosen.items():
@@ -426,6 +430,7 @@ def summary(results: Mapping[str, list[dict[str, Any]]], half: str) -> dict[str,
                 "seen_by_a_right_rule": len(seen),
                 "alarmed_at_all": sum(bool(r["alarms"]) for r in runs),
                 "recall": len(seen) / len(runs),
+                "precision": sum(len(r["right"]) for r in runs) / max(sum(len(r["alarms"]) for r in runs), 1),
                 "rules": sorted({key for r in seen for key in r["right"]}),
             }
     healthy = chosen.get("healthy", [])
@@ -448,9 +453,9 @@ def summary(results: Mapping[str, list[dict[str, Any]]], half: str) -> dict[str,
 
 def table(name: str, found: dict[str, Any]) -> str:
     """The summary as text."""
-    lines = [f"{name}: {'fault':<28} seen  runs  rules"]
+    lines = [f"{name}: {'fault':<28} seen  runs  precision  rules"]
     for fault, f in found["faults"].items():
-        counts = f"{f['seen_by_a_right_rule']:>4}  {f['runs']:>4}"
+        counts = f"{f['seen_by_a_right_rule']:>4}  {f['runs']:>4}  {f['precision']:>9.2f}"
         lines.append(f"{'':>{len(name)}}  {fault:<28} {counts}  {' '.join(f['rules'])}")
     lines.append(
         f"recall {found['recall']:.2f}, faults seen {found['faults_seen']} of {len(found['faults'])}, "
@@ -523,7 +528,7 @@ def main() -> None:
     if arguments.half == "tune" or arguments.only:
         return
     report["about"] = {
-        "seeds": len(seeds),
+        "seeds": list(seeds),
         "unseen_environments": list(UNSEEN),
         "seconds": round(time.perf_counter() - began),
         "cores": os.cpu_count(),

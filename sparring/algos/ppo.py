@@ -237,7 +237,7 @@ class PPO:
             checkup.due(state.iteration, self.horizon),
             state.nets,
             nets,
-            lambda nets: policy.hidden(c, nets, state.moments, batch.data),
+            lambda nets: policy.hidden(c, nets, state.moments, sight.clean(batch.data)),
             c.activation,
         )
         if nets.actor.head.log_std is not None and not hasattr(nets.actor.head.log_std, "weight"):

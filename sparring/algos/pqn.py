@@ -204,7 +204,7 @@ class PQN:
             checkup.due(state.iteration, self.horizon),
             state.nets,
             nets,
-            lambda nets: values.hidden(c, nets, state.moments, batch.data),
+            lambda nets: values.hidden(c, nets, state.moments, sight.clean(batch.data)),
             c.activation,
         )
         return state._replace(nets=nets, optimiser=optimiser), Report(metrics)

@@ -187,8 +187,16 @@ class Lesson:
         return masked_mean(x if weight is None else x * weight, self.mask)
 
     def few(self) -> Obs:
-        """A few of the observations, as the torso gets them."""
-        return checkup.sampled(self.obs, 1 if self.mask is None else 2)
+        """A few of the observations, as the torso gets them; zeros where a step does not count."""
+        mask = self.mask
+        if mask is None:
+            return checkup.sampled(self.obs, 1)
+
+        def counted(x: Array) -> Array:
+            steps = x[self.burn_in : self.burn_in + mask.shape[0]]
+            return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), steps, jnp.zeros((), x.dtype))
+
+        return checkup.sampled(jax.tree.map(counted, self.obs), 2)
 
     def priority(self, error: Array) -> Array:
         """Errors as the replay wants them: of transitions [N], or of sequences [N, L]."""
@@ -256,7 +264,7 @@ def described(lesson: Lesson, q: Float[Array, "C ..."], y: Float[Array, "*N"]) -
     found = {
         "stats/value_target_max": largest(y),
         "stats/q_abs_max": jnp.max(jnp.stack([largest(each) for each in q])),
-        "stats/replay_reward_max": jnp.max(jnp.abs(lesson.reward)),
+        "stats/replay_reward_max": largest(lesson.reward),
         "stats/replay_reward_nonzero": lesson.mean((steps.reward != 0.0).astype(jnp.float32)),
         "stats/replay_terminated": lesson.mean(steps.terminated.astype(jnp.float32)),
     }
