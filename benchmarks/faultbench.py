@@ -92,6 +92,23 @@ BASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
         },
         30_000,
     ),
+    "a2c": ("a2c", "CartPole-v1", {"n_envs": 16, "n_steps": 16, "learning_rate": 2e-3}, 100_000),
+    "sac": (
+        "sac",
+        "Pendulum-v1",
+        {
+            "n_envs": 4,
+            "learning_rate": 1e-3,
+            "batch_size": 128,
+            "train_freq": 8,
+            "gradient_steps": 16,
+            "buffer_size": 20_000,
+            "learning_starts": 500,
+            "pi": (64, 64),
+            "qf": (64, 64),
+        },
+        16_000,
+    ),
 }
 """Healthy settings: algorithm, environment, settings, steps."""
 
@@ -155,6 +172,10 @@ FAULTS: dict[str, list[Case]] = {
         Case(b, ("R12",), environment={"frozen": True}) for b in ("cartpole", "acrobot", "pendulum")
     ],
     "dqn_learning_rate_x100": [Case("dqn", ("R15", "R06", "R08", "R09", *OUTCOME), {"learning_rate": 0.23})],
+    "sac_learning_rate_x100": [
+        Case("sac", ("R15", "R16", "R17", "R06", "R08", "R09", *OUTCOME), {"learning_rate": 0.1})
+    ],
+    "sac_reward_x1000": [Case("sac", ("R06", "R08", "R17"), environment={"reward_scale": 1000.0})],
 }
 HEALTHY: list[Case] = [
     Case("cartpole"),
@@ -166,6 +187,8 @@ HEALTHY: list[Case] = [
     Case("pendulum", settings={"normalize_reward": True, "normalize_obs": True}),
     Case("dqn"),
     Case("dqn", settings={"prioritized": False}),
+    Case("a2c"),
+    Case("sac"),
 ]
 
 
@@ -308,83 +331,20 @@ def faulty_algorithms(base: Any) -> dict[str, Any]:
     return {c.__name__: c for c in (Negated, Leaking, Certain, Dead, Stale)}
 
 
-def watched(base: Any) -> Any:
-    """The algorithm with those statistics that it does not report itself."""
-    import jax
-    import jax.numpy as jnp
-    from jax.flatten_util import ravel_pytree
-
-    from sparring.config import algorithm
-    from sparring.nets import sight
-    from sparring.nets.layers import activation
-    from sparring.spaces import Box, Discrete
-
-    def dead_share(body: Any, shown: Any) -> Any:
-        """Share of hidden units whose mean activation is at most 0.025 of their layer's."""
-        function, x, dead, total = activation(body.activation), shown.reshape(-1, shown.shape[-1]), 0.0, 0
-        for layer in body.layers:
-            x = function(layer(x))
-            size = jnp.mean(jnp.abs(x), axis=0)
-            dead = dead + jnp.sum(size <= 0.025 * jnp.mean(size))
-            total += size.shape[0]
-        return dead / total
-
-    @algorithm
-    class Watched(base):  # type: ignore[misc]
-        def update(self, state: Any, batch: Any, key: Any) -> Any:
-            after, report = super().update(state, batch, key)
-            old, new = getattr(state, "now", state), getattr(after, "now", after)
-            before, now = ravel_pytree(old.nets)[0], ravel_pytree(new.nets)[0]
-            data, metrics = batch.data, dict(report.metrics)
-            shown = sight.normalised(self.config.clip_obs, old.moments, self.spec.observation, data.obs)
-            flat = shown.reshape(-1, shown.shape[-1])
-            ended = data.terminated | data.truncated
-            stats = {
-                "stats/update_size": jnp.linalg.norm(now - before) / jnp.linalg.norm(before),
-                "stats/obs_std_min": jnp.min(jnp.std(flat, axis=0)),
-                "stats/obs_abs_max": jnp.max(jnp.abs(flat)),
-                "stats/reward_nonzero": jnp.mean((data.reward != 0).astype(jnp.float32)),
-                "stats/terminated_share": jnp.where(
-                    jnp.any(ended), jnp.sum(data.terminated) / jnp.maximum(jnp.sum(ended), 1), -1.0
-                ),
-            }
-            if hasattr(old.nets, "actor"):
-                stats["stats/dead_units"] = dead_share(old.nets.actor.body, shown)
-            if isinstance(self.spec.action, Discrete) and "train/entropy_loss" in metrics:
-                stats["stats/entropy_relative"] = -metrics["train/entropy_loss"] / math.log(
-                    self.spec.action.n
-                )
-            if isinstance(self.spec.action, Box):
-                low, high = (
-                    jnp.broadcast_to(jnp.asarray(b), self.spec.action.shape) for b in _bounds(self.spec)
-                )
-                near = 0.01 * (high - low)
-                out = (data.action <= low + near) | (data.action >= high - near)
-                stats["stats/action_saturation"] = jnp.mean(out.astype(jnp.float32))
-            if batch.weight is not None:  # sampled by priority: 1 / E[N P] is the effective share
-                stats["stats/priority_ess"] = 1.0 / jnp.mean(batch.weight)
-            return after, report._replace(metrics={**jax.tree.map(jnp.float32, stats), **metrics})
-
-    return Watched
-
-
-def _bounds(spec: Any) -> tuple[Any, Any]:
-    return spec.action.low, spec.action.high
-
-
 def train(case: Case, seeds: tuple[int, ...]) -> list[list[tuple[int, dict[str, float]]]]:
     """The metrics of a case, for every seed."""
     from sparring.config import from_mapping
     from sparring.drivers.fused import Fused
     from sparring.drivers.platform import prepare
     from sparring.model import algorithm_class
+    from sparring.session import measured, relative_entropy
 
     prepare("cpu", large=False)
     name, _, settings, total = BASES[case.base]
     values = {**settings, **case.settings}
     rows = int(values.pop("n_envs", 1))
     base = algorithm_class(name)
-    cls = watched(faulty_algorithms(base)[case.algorithm] if case.algorithm else base)
+    cls = faulty_algorithms(base)[case.algorithm] if case.algorithm else base
     env = environment(case)
     algo = cls(dataclasses.replace(env.spec, rows=rows), from_mapping(base.Config, values))
     driver = Fused(algo, env, rows, seeds)
@@ -397,10 +357,8 @@ def train(case: Case, seeds: tuple[int, ...]) -> list[list[tuple[int, dict[str, 
         for run, trace in zip(runs, traces, strict=True):
             for row in range(driver.iteration - first):
                 values_now = {k: float(v[row]) for k, v in trace.items()}
-                if values_now.get("train/n_updates") == 0:  # the replay is still filling
-                    values_now = {
-                        k: v for k, v in values_now.items() if not k.startswith(("train/", "stats/"))
-                    }
+                values_now = measured(values_now)
+                values_now |= relative_entropy(algo.spec.action, values_now)
                 run.append(((first + row + 1) * driver.steps_per_iteration, values_now))
     return runs
 
@@ -415,7 +373,12 @@ def judge(
     name, env, settings, total = BASES[case.base]
     results = []
     for seed, run in zip(seeds, runs, strict=True):
-        config = {"max_grad_norm": 10.0 if name == "dqn" else 0.5, "gamma": 0.99, **settings, **case.settings}
+        config = {
+            "max_grad_norm": {"dqn": 10.0, "sac": None}.get(name, 0.5),
+            "gamma": 0.99,
+            **settings,
+            **case.settings,
+        }
         engine = Engine(RULES, Context(name, total, config))
         worst: dict[str, list[float]] = {}
         for step, values in run:
@@ -448,7 +411,11 @@ def work(name: str, case: Case, seeds: tuple[int, ...]) -> tuple[str, Case, list
 
 
 def summary(results: Mapping[str, list[dict[str, Any]]], half: str) -> dict[str, Any]:
-    """Recall of every fault, precision of every rule and the share of healthy runs with an alarm."""
+    """Recall of every fault, precision of every rule and the share of healthy runs with an alarm.
+
+    The precision of a fault is the share of its runs' alarms that came from right rules; the others are
+    mostly consequences, such as a return that does not rise. A rule's counts healthy runs as wrong.
+    """
     faults, raised = {}, {}
     chosen = {name: [r for r in runs if half in ("all", r["half"])] for name, runs in results.items()}
     for name, runs in chosen.items():
@@ -463,6 +430,7 @@ def summary(results: Mapping[str, list[dict[str, Any]]], half: str) -> dict[str,
                 "seen_by_a_right_rule": len(seen),
                 "alarmed_at_all": sum(bool(r["alarms"]) for r in runs),
                 "recall": len(seen) / len(runs),
+                "precision": sum(len(r["right"]) for r in runs) / max(sum(len(r["alarms"]) for r in runs), 1),
                 "rules": sorted({key for r in seen for key in r["right"]}),
             }
     healthy = chosen.get("healthy", [])
@@ -485,9 +453,9 @@ def summary(results: Mapping[str, list[dict[str, Any]]], half: str) -> dict[str,
 
 def table(name: str, found: dict[str, Any]) -> str:
     """The summary as text."""
-    lines = [f"{name}: {'fault':<28} seen  runs  rules"]
+    lines = [f"{name}: {'fault':<28} seen  runs  precision  rules"]
     for fault, f in found["faults"].items():
-        counts = f"{f['seen_by_a_right_rule']:>4}  {f['runs']:>4}"
+        counts = f"{f['seen_by_a_right_rule']:>4}  {f['runs']:>4}  {f['precision']:>9.2f}"
         lines.append(f"{'':>{len(name)}}  {fault:<28} {counts}  {' '.join(f['rules'])}")
     lines.append(
         f"recall {found['recall']:.2f}, faults seen {found['faults_seen']} of {len(found['faults'])}, "
@@ -560,7 +528,7 @@ def main() -> None:
     if arguments.half == "tune" or arguments.only:
         return
     report["about"] = {
-        "seeds": len(seeds),
+        "seeds": list(seeds),
         "unseen_environments": list(UNSEEN),
         "seconds": round(time.perf_counter() - began),
         "cores": os.cpu_count(),

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from sparring.bandit.control import Controller
 from sparring.ops import keys
+from sparring.ops.seam import block
 from sparring.types import Action, ActorState, Algorithm, Behaviour, Key, Metrics, TimeStep, Transition, View
 
 
@@ -103,12 +104,22 @@ def transition(state: ActorState, action: Action, extras: Any, timestep: TimeSte
         next_legal=None if timestep.legal is None else timestep.legal | ended(timestep)[:, None],
         mask=None if lost is None else ~lost,
         point=point(state),
+        info=timestep.info,
     )
 
 
 def begun(rollout: Transition, carry: Any) -> Transition:
     """The rollout with the state of the core that it began with, where there is a core."""
     return rollout._replace(core=getattr(carry, "core", None))
+
+
+class Told(NamedTuple):
+    """Numbers that an environment tells, by name: of episodes in progress, and of those that ended last."""
+
+    total: dict[str, Float[Array, " B"]]
+    ended: dict[str, Float[Array, "3"]]
+    """mean over the episodes that ended in the newest rollout with any: sum, mean and last value of each;
+    NaN before the first"""
 
 
 class Episodes(NamedTuple):
@@ -120,17 +131,62 @@ class Episodes(NamedTuple):
     window_length: Int[Array, " W"]
     finished: Int[Array, ""]
     """Episodes that ended so far; the window is full from W on."""
+    told: Told | None = None
+    """where the environment tells numbers"""
 
 
-def start_episodes(rows: int, window: int) -> Episodes:
-    """No episode has ended."""
+def start_episodes(rows: int, window: int, info: Any = None) -> Episodes:
+    """No episode has ended; `info` has the names of what the environment tells."""
+    told = None
+    if info is not None:
+        told = Told({n: jnp.zeros(rows) for n in info}, {n: jnp.full(3, jnp.nan) for n in info})
     return Episodes(
         jnp.zeros(rows),
         jnp.zeros(rows, jnp.int32),
         jnp.zeros(window),
         jnp.zeros(window, jnp.int32),
         jnp.zeros((), jnp.int32),
+        told,
     )
+
+
+def forget(episodes: Episodes, lost: Any) -> Episodes:
+    """Without the episodes in progress of some rows."""
+
+    def without(x: Array) -> Array:
+        return jnp.where(lost, jnp.zeros_like(x), x)
+
+    told = episodes.told
+    told = None if told is None else told._replace(total={n: without(x) for n, x in told.total.items()})
+    return episodes._replace(total=without(episodes.total), length=without(episodes.length), told=told)
+
+
+def _count_told(told: Told, info: Any, over: Array, mask: Array, lengths: Array) -> Told:
+    """What was told after a rollout; `lengths` [T, B] are the steps of each episode so far."""
+    counts = over & mask
+    some = jnp.maximum(jnp.sum(counts), 1)
+
+    def step(total: dict[str, Array], now: tuple[Any, Array, Array]) -> tuple[Any, Any]:
+        info_t, over_t, mask_t = now
+        total = {n: x + jnp.where(mask_t, info_t[n], 0.0) for n, x in total.items()}
+        return {n: jnp.where(over_t, 0.0, x) for n, x in total.items()}, total
+
+    def mean(x: Array) -> Array:
+        return jnp.sum(jnp.where(counts, x, 0.0)) / some
+
+    total, totals = jax.lax.scan(step, told.total, (info, over, mask))
+    ended = {}
+    for n, x in totals.items():
+        new = jnp.stack([mean(x), mean(x / jnp.maximum(lengths, 1)), mean(info[n])])
+        ended[n] = jnp.where(jnp.any(counts), new, told.ended[n])
+    return Told(total, ended)
+
+
+def told_means(episodes: Episodes) -> dict[str, Array]:
+    """What the environment told, as metrics."""
+    ended = {} if episodes.told is None else episodes.told.ended
+    kinds = ("sum", "mean", "last")
+    return {f"env/{name}_{kind}": x[i] for name, x in ended.items() for i, kind in enumerate(kinds)}
 
 
 def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
@@ -152,6 +208,9 @@ def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
     counts = (over & mask).reshape(-1)
     rank = jnp.cumsum(counts, dtype=jnp.int32)
     window = episodes.window_return.shape[0]
+    told = episodes.told
+    if told is not None:
+        told = block(_count_told)(told, rollout.info, over, mask, lengths)
     fits = counts & (rank > rank[-1] - window)
     place = jnp.where(fits, (episodes.finished + rank - 1) % window, window)
     return Episodes(
@@ -160,6 +219,7 @@ def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
         episodes.window_return.at[place].set(totals.reshape(-1), mode="drop"),
         episodes.window_length.at[place].set(lengths.reshape(-1), mode="drop"),
         episodes.finished + rank[-1],
+        told,
     )
 
 

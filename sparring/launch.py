@@ -18,6 +18,7 @@ from sparring.errors import CheckpointError, ConfigError, nearest
 from sparring.evaluation.evaluator import ROWS
 from sparring.metrics import trackers
 from sparring.metrics.alerts import HealthSink, parse_policy
+from sparring.metrics.apart import Apart
 from sparring.metrics.health import Alert
 from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
@@ -251,7 +252,9 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
     return parts
 
 
-def _health(run: RunDirectory, plan: Plan, target: float | None, say: Callable[[str], None]) -> HealthSink:
+def _health(
+    run: RunDirectory, plan: Plan, target: float | None, say: Callable[[str], None], extra: Sequence[Sink]
+) -> HealthSink:
     """The rules that watch the run. A webhook's address may be a secret: it comes from the environment."""
 
     def stop(alert: Alert) -> None:
@@ -268,6 +271,7 @@ def _health(run: RunDirectory, plan: Plan, target: float | None, say: Callable[[
         on_stop=stop,
         on_alert=parse_policy(plan.settings.on_alert),
         webhook=os.environ.get("SPARRING_WEBHOOK", ""),
+        trackers=[sink for sink in extra if isinstance(sink, Apart)],
         env=plan.env,
         run=run.name,
     )
@@ -289,9 +293,10 @@ def _run(
     again: bool,
 ) -> Outcome:
     driver = parts.driver
-    health = _health(run, plan, parts.spec.reward_threshold, say)
+    health = _health(run, plan, parts.spec.reward_threshold, say, extra)
     stored = SqliteSink(run.metrics)
-    sinks = [stored, *extra, health]
+    # Closed in this order: what the rules find at the end still reaches the trackers.
+    sinks: list[Sink] = [stored, health, *extra]
 
     def keep(folder: Path, index: int, full: bool) -> None:
         save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm, full)

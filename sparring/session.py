@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -22,6 +22,7 @@ from sparring.drivers.loop import Driver
 from sparring.errors import ConfigError, DivergedError
 from sparring.evaluation.evaluator import Evaluation, evaluate
 from sparring.metrics.performance import shares
+from sparring.metrics.registry import OF_UPDATES, SPARSE
 from sparring.metrics.sink import Sink, Tee
 from sparring.runs import artefact, checkpoint
 from sparring.runs.directory import RunDirectory, Status
@@ -31,7 +32,7 @@ from sparring.spaces import Discrete, MultiDiscrete, Space
 CHUNK_SECONDS = 1.0
 """How long a fused call may keep the host waiting."""
 LEARNED = ("train/", "rollout/exploration_rate")
-"""How the names of an update's metrics begin."""
+"""How the names of an update's metrics begin, beside those in `OF_UPDATES`."""
 POINTS = 2000
 """Iterations of a run whose metrics are kept, at most."""
 FRESH = 500_009
@@ -270,9 +271,7 @@ class Session:
         for index, trace in enumerate(traces):
             for row, iteration in enumerate(done):
                 values = {name: float(x[row]) for name, x in trace.items()}
-                if values.get("train/n_updates") == 0:  # the replay is still filling
-                    values = {n: x for n, x in values.items() if not n.startswith(LEARNED)}
-                self._check_finite(values, iteration * per, index)
+                values = measured(values)
                 values |= relative_entropy(self.driver.algo.spec.action, values)
                 values |= {
                     "time/fps": fps,
@@ -281,6 +280,7 @@ class Session:
                     "time/time_elapsed": self.progress.seconds,
                     "time/compile_seconds": self.driver.compile_seconds,
                 }
+                self._check_finite(values, iteration * per, index)
                 if iteration % stride == 0 or iteration == self.total_iterations:
                     all_values = values | split.get((index, iteration), {})
                     Tee(self.sinks).write(iteration * per, self.progress.seconds, all_values, index)
@@ -310,9 +310,12 @@ class Session:
             self._waited[kind] += max(time.perf_counter() - began - compiling, 0.0)
 
     def _check_finite(self, values: dict[str, float], step: int, index: int) -> None:
+        """Ends a training that diverged, after its last numbers were kept and the rules have seen them."""
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if not bad:
             return
+        with suppress(Stop):  # a rule may ask for the end, too; the state is not worth saving
+            Tee(self.sinks).write(step, self.progress.seconds, values, index)
         seed = f" of seed {self.driver.seeds[index]}" if len(self.driver.seeds) > 1 else ""
         saved = self.directory is not None and checkpoint.listing(self.directory.checkpoints)
         kept = f" The last good checkpoint is kept in {saved[0]}." if saved else ""
@@ -567,6 +570,17 @@ class Session:
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
+
+
+def measured(values: dict[str, float]) -> dict[str, float]:
+    """Without what was not measured: looks inside that were not due, what an environment tells at the end of
+    an episode before the first has ended, and updates while a replay fills."""
+    values = {
+        n: x for n, x in values.items() if math.isfinite(x) or not (n in SPARSE or n.startswith("env/"))
+    }
+    if values.get("train/n_updates") != 0:
+        return values
+    return {n: x for n, x in values.items() if not n.startswith(LEARNED) and n not in OF_UPDATES}
 
 
 def relative_entropy(space: Space, values: Mapping[str, float]) -> dict[str, float]:

@@ -34,6 +34,8 @@ class TimeStep(NamedTuple):
     """Legal actions for `obs`."""
     lost: Bool[Any, " B"] | None = None
     """Rows whose step has no outcome (a worker died, a vector environment spent it on a reset)."""
+    info: Any = None
+    """Numbers that a JAX environment tells about itself, by name, each [B]."""
 
 
 class View(NamedTuple):
@@ -70,6 +72,8 @@ class Transition(NamedTuple):
     """where in the space of behaviours the row acted, [T, B, C]; None without a controller"""
     core: Any = None
     """State of the core before the first step of a rollout, [B, …] without a time axis."""
+    info: Any = None
+    """Numbers that the environment told; counted with the episodes, never replayed."""
 
 
 class Batch(NamedTuple):

@@ -14,11 +14,11 @@ from jaxtyping import Array, Float, Int
 
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import policy, sight
+from sparring.nets import checkup, policy, sight
 from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
 from sparring.nets.sight import Carry, RewardStats
 from sparring.ops import optim
-from sparring.ops.returns import explained_variance, gae, masked_mean, standardise
+from sparring.ops.returns import described, explained_variance, gae, masked_mean, standardise
 from sparring.ops.statistics import Moments
 from sparring.replay.latest import Latest
 from sparring.spaces import EnvSpec
@@ -144,8 +144,17 @@ class A2C:
             "train/explained_variance": explained_variance(values, advantage + values, rollout.mask),
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.iteration + 1,
+            **described(advantage + values, advantage, rollout.mask),
         }
-        return state._replace(nets=unravel(new.params), optimiser=new.state), Report(metrics)
+        nets = unravel(new.params)
+        metrics |= checkup.look(
+            checkup.due(state.iteration, self.horizon),
+            state.nets,
+            nets,
+            lambda nets: policy.hidden(c, nets, state.moments, rollout),
+            c.activation,
+        )
+        return state._replace(nets=nets, optimiser=new.state), Report(metrics)
 
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
         c = self._now(state)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import critics, noise, policy, sight
+from sparring.nets import checkup, critics, noise, policy, sight
 from sparring.nets.heads import Head, bounds_to_unit, codec, unit_to_bounds
 from sparring.nets.layers import Dense
 from sparring.nets.noise import NoiseConfig
@@ -261,6 +261,7 @@ class CrossQ(Controlled):
             error = q - jax.lax.stop_gradient(y)
             total = lesson.mean(0.5 * jnp.sum(jnp.square(error), axis=0), weight)
             metrics = {"train/critic_loss": total, "train/q_mean": lesson.mean(jnp.mean(q, axis=0))}
+            metrics |= offpolicy.described(lesson, q, y)
             return total, (normed, now, jnp.mean(jnp.abs(error), axis=0), metrics)
 
         slope, (normed, seen, error, metrics) = jax.grad(critic_loss, has_aux=True)(state.critic)
@@ -307,7 +308,15 @@ class CrossQ(Controlled):
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.updates + 1,
             "train/critic_grad_norm": step.norm,
+            **offpolicy.effective_share(batch),
         }
+        metrics |= checkup.look(
+            offpolicy.due(state, self.plan.updates, self.horizon),
+            (state.actor, state.critic),
+            (actor, critic),
+            lambda nets: critics.hidden(nets[0], nets[1], lesson.few()),
+            c.activation,
+        )
         state = state._replace(
             actor=actor,
             critic=critic,

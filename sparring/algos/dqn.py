@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import sight, values
+from sparring.nets import checkup, sight, values
 from sparring.nets.layers import draw_noise
 from sparring.nets.sight import BinsConfig, Carry, RewardStats, Stored
 from sparring.nets.values import QNet, QWeights
@@ -195,7 +195,15 @@ class DQN(Controlled):
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.updates + 1,
             "rollout/exploration_rate": self._epsilon(state.iteration),
+            **offpolicy.effective_share(batch),
         }
+        metrics |= checkup.look(
+            offpolicy.due(state, self.plan.updates, self.horizon),
+            state.nets,
+            new.params,
+            lambda nets: [nets.body.hidden(sight.alone(nets.trunk, lesson.few()))],
+            c.activation,
+        )
         state = state._replace(nets=new.params, optimiser=new.state, updates=state.updates + 1)
         return state, Report(metrics, lesson.priority(error))
 
@@ -247,5 +255,6 @@ def loss(
         "train/loss": total,
         "train/td_error": lesson.mean(size),
         "train/q_mean": lesson.mean(jnp.mean(q, axis=-1)),
+        **offpolicy.described(lesson, jnp.mean(q, axis=-1)[None], y),
     }
     return total, (size, metrics)

@@ -17,12 +17,12 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import policy, sight
+from sparring.nets import checkup, policy, sight
 from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
 from sparring.nets.sight import Carry, RewardStats
 from sparring.ops import optim
 from sparring.ops.minibatch import Epoch, epochs, mean_in_parts, sequences
-from sparring.ops.returns import explained_variance, gae, masked_mean, standardise
+from sparring.ops.returns import described, explained_variance, gae, masked_mean, standardise
 from sparring.ops.statistics import Moments
 from sparring.replay.latest import Latest
 from sparring.spaces import EnvSpec
@@ -237,6 +237,13 @@ class PPO(Controlled):
         metrics |= self._describe(c, samples, returns, mask)
         metrics["train/n_updates"] = (state.iteration + 1) * c.n_epochs  # as SB3 counts: epochs, not steps
         nets = unravel(end.flat)
+        metrics |= checkup.look(
+            checkup.due(state.iteration, self.horizon),
+            state.nets,
+            nets,
+            lambda nets: policy.hidden(c, nets, state.moments, sight.clean(batch.data)),
+            c.activation,
+        )
         if nets.actor.head.log_std is not None and not hasattr(nets.actor.head.log_std, "weight"):
             metrics["train/std"] = jnp.mean(jnp.exp(nets.actor.head.log_std))
         return state._replace(nets=nets, optimiser=end.optimiser), Report(metrics)
@@ -293,6 +300,7 @@ class PPO(Controlled):
             "train/explained_variance": explained_variance(samples.value, returns, counts),
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/clip_range": jnp.asarray(c.clip_range),
+            **described(returns, returns - samples.value, counts),
         }
 
 

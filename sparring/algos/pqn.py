@@ -18,12 +18,12 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import sight, values
+from sparring.nets import checkup, sight, values
 from sparring.nets.sight import AgentConfig, BinsConfig, Carry, RewardStats, Stored
 from sparring.nets.values import QNet, QWeights
 from sparring.ops import optim
 from sparring.ops.minibatch import Epoch, epochs, sequences
-from sparring.ops.returns import explained_variance, masked_mean, q_lambda
+from sparring.ops.returns import described, explained_variance, masked_mean, q_lambda
 from sparring.ops.statistics import Moments
 from sparring.replay.latest import Latest
 from sparring.spaces import EnvSpec
@@ -199,8 +199,17 @@ class PQN(Controlled):
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": (state.iteration + 1) * c.n_epochs,
             "rollout/exploration_rate": self._epsilon(state.iteration),
+            **described(returns, None, mask if samples.mask is None else samples.mask),
         }
-        return state._replace(nets=unravel(flat), optimiser=optimiser), Report(metrics)
+        nets = unravel(flat)
+        metrics |= checkup.look(
+            checkup.due(state.iteration, self.horizon),
+            state.nets,
+            nets,
+            lambda nets: values.hidden(c, nets, state.moments, sight.clean(batch.data)),
+            c.activation,
+        )
+        return state._replace(nets=nets, optimiser=optimiser), Report(metrics)
 
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
         c = self._now(state)

@@ -16,11 +16,11 @@ from jaxtyping import Array, Float, Int
 
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import policy, sight
+from sparring.nets import checkup, policy, sight
 from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
 from sparring.nets.sight import Carry, RewardStats
 from sparring.ops import optim
-from sparring.ops.returns import explained_variance, masked_mean, monte_carlo, standardise
+from sparring.ops.returns import described, explained_variance, masked_mean, monte_carlo, standardise
 from sparring.ops.statistics import Moments
 from sparring.replay.episodes import Episodes
 from sparring.spaces import EnvSpec
@@ -159,8 +159,17 @@ class REINFORCE:
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/transitions": jnp.sum(episodes.mask),
             "train/n_updates": new.state.count,
+            **described(returns, None, episodes.mask),
         }
-        return state._replace(nets=unravel(new.params), optimiser=new.state), Report(metrics)
+        nets = unravel(new.params)
+        metrics |= checkup.look(
+            checkup.due(state.iteration, self.horizon),
+            state.nets,
+            nets,
+            lambda nets: policy.hidden(c, nets, state.moments, episodes),
+            c.activation,
+        )
+        return state._replace(nets=nets, optimiser=new.state), Report(metrics)
 
     def absorb(self, state: TrainState, rollout: Transition) -> TrainState:
         c = self._now(state)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import critics, noise, policy, sight
+from sparring.nets import checkup, critics, noise, policy, sight
 from sparring.nets.critics import Critics, Pilot
 from sparring.nets.heads import Codec, Head, bounds_to_unit, branches, unit_to_bounds
 from sparring.nets.layers import MLP
@@ -254,7 +254,15 @@ class SAC(Controlled):
             "train/n_updates": state.updates + 1,
             "train/critic_grad_norm": critic.norm,
             "train/actor_grad_norm": actor.norm,
+            **offpolicy.effective_share(batch),
         }
+        metrics |= checkup.look(
+            offpolicy.due(state, self.plan.updates, self.horizon),
+            (state.actor, state.critic),
+            (actor.params, critic.params),
+            lambda nets: critics.hidden(nets[0], nets[1], lesson.few()),
+            c.activation,
+        )
         log_ent_coef, ent_optimiser = state.log_ent_coef, state.ent_optimiser
         if learned:
             goal = self._entropy_goal if c.target_entropy is None else c.target_entropy
@@ -339,6 +347,7 @@ def critic_summary(
     error = q - y
     total = lesson.mean(0.5 * jnp.sum(jnp.square(error), axis=0), weight)
     metrics = {"train/critic_loss": total, "train/q_mean": lesson.mean(jnp.mean(q, axis=0))}
+    metrics |= offpolicy.described(lesson, q, y)
     return total, (jax.lax.stop_gradient(now), jnp.mean(jnp.abs(error), axis=0), metrics)
 
 

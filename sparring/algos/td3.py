@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.nets import critics, noise, sight
+from sparring.nets import checkup, critics, noise, sight
 from sparring.nets.critics import Critics, Pilot
 from sparring.nets.heads import bounds_to_unit, unit_to_bounds
 from sparring.nets.layers import MLP, Dense
@@ -213,6 +213,7 @@ class TD3(Controlled):
             q = critic(now, done)
             total = lesson.mean(jnp.sum(jnp.square(q - y), axis=0), weight)
             metrics = {"train/critic_loss": total, "train/q_mean": lesson.mean(jnp.mean(q, axis=0))}
+            metrics |= offpolicy.described(lesson, q, y)
             return total, (now, jnp.mean(jnp.abs(q - y), axis=0), metrics)
 
         slope, (seen, error, metrics) = jax.grad(critic_loss, has_aux=True)(state.critic)
@@ -241,7 +242,15 @@ class TD3(Controlled):
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.updates + 1,
             "train/critic_grad_norm": critic.norm,
+            **offpolicy.effective_share(batch),
         }
+        metrics |= checkup.look(
+            offpolicy.due(state, self.plan.updates, self.horizon),
+            (state.actor, state.critic),
+            (actor.params, critic.params),
+            lambda nets: critics.hidden(nets[0], nets[1], lesson.few()),
+            c.activation,
+        )
         state = state._replace(
             actor=actor.params,
             critic=critic.params,

@@ -21,6 +21,7 @@ from sparring.drivers.loop import Learner
 from sparring.drivers.platform import compile_seconds, prepare
 from sparring.envs.api import HostEnv
 from sparring.envs.batched import BatchedState, JaxHost
+from sparring.envs.infos import InfoTally
 from sparring.errors import ConfigError
 from sparring.ops import keys
 from sparring.replay import offpolicy
@@ -81,7 +82,7 @@ def _storing(trees: Trees) -> Any:
     ) -> tuple[list[Any], list[Any], jax.Array]:
         replay = jax.tree.unflatten(trees.algo, list(floats)).replay
         memory = Memory(jax.tree.unflatten(trees.data, data), jax.tree.unflatten(trees.live, live))
-        memory = replay.add(memory, rollout)
+        memory = replay.add(memory, loop.learned(rollout))
         return jax.tree.leaves(memory.data), jax.tree.leaves(memory.live), replay.ready(memory)
 
     return jax.jit(store, donate_argnums=(1, 2))
@@ -178,6 +179,7 @@ class Host:
         self._key = jax.random.key(seed)
         self._seed = seed
         self._none_lost = np.zeros(self.rows, bool)
+        self._tally = InfoTally(self.rows)
         self._news: list[str] = []
         self._treedef: Any = None
         self._ahead: tuple[list[Any], Any] | None = None
@@ -193,7 +195,7 @@ class Host:
         self._buffers, self._bins = self._allocate(timestep)
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
         self._frames_at: Path | None = None
-        self._ring = self._open_ring(example, copies)
+        self._ring = self._open_ring(loop.learned(example), copies)
         self._names: tuple[str, ...] = ()
         self._programs: dict[bool | None, Any]
         """`_learning`, found once: looking it up compares large trees"""
@@ -250,7 +252,8 @@ class Host:
         """Runs iterations and returns, for the one seed, each metric as an array over them."""
         traces = [self._iterate() for _ in range(iterations)]
         done = time.perf_counter()
-        fetched = {name: np.stack([np.asarray(t[name]) for t in traces]) for name in traces[0]}
+        names = dict.fromkeys(name for trace in traces for name in trace)  # the environment's may come later
+        fetched = {name: np.stack([np.asarray(t.get(name, np.nan)) for t in traces]) for name in names}
         self.seconds["transfer"] += time.perf_counter() - done
         return [fetched]
 
@@ -265,7 +268,7 @@ class Host:
             rollout, copying = self._handed_over(rollout)
             metrics = self._learn(rollout, *here)
         else:
-            self._ring.add(rollout)
+            self._ring.add(loop.learned(rollout))
             batches = self._drawn()
             copying = time.perf_counter() - began
             self.learner, metrics = _learn_from(self.algo, self.learner, rollout, batches, *here)
@@ -276,7 +279,7 @@ class Host:
         self.seconds["update"] += max(time.perf_counter() - began - copying, 0.0)
         self._leave_out(compile_seconds() - compiled, before, "update", "transfer")
         self.iteration += 1
-        return metrics
+        return {**metrics, **self._tally.metrics()}
 
     def _handed_over(self, rollout: Transition) -> tuple[Transition, float]:
         """The rollout where the networks are, and about how long its copy took.
@@ -360,6 +363,7 @@ class Host:
         env_keys = _stream(self._key, np.int32(self.iteration), keys.ENV, steps) if outside else None
         turning = None if self._turn is None else self._turning(steps)
         clock, seconds, state = time.perf_counter, self.seconds, self.actor
+        tally = self._tally if hasattr(self.env, "last_infos") else None
         waiting: list[tuple[ActorState, Any, Any, TimeStep]] = []
         for t in range(steps):
             began = clock()
@@ -371,6 +375,8 @@ class Host:
             else:
                 timestep = self.env.advance(action, jax.random.wrap_key_data(env_keys[t]))  # type: ignore[attr-defined]
             seconds["env"] += clock() - acted
+            if tally is not None:
+                tally.add(self.env.last_infos, timestep)  # type: ignore[attr-defined]
             waiting.append((state, action, extras, timestep))
             if len(waiting) == AT_ONCE:
                 self._write(waiting, t + 1)
@@ -523,12 +529,8 @@ class Host:
         self.actor = self.actor._replace(
             obs=timestep.obs, legal=timestep.legal, first=self.actor.first | lost, control=control
         )
-        episodes = self.learner.episodes
-        self.learner = self.learner._replace(
-            episodes=episodes._replace(
-                total=jnp.where(lost, 0.0, episodes.total), length=jnp.where(lost, 0, episodes.length)
-            )
-        )
+        self.learner = self.learner._replace(episodes=actor.forget(self.learner.episodes, lost))
+        self._tally.forget(lost)
 
     def train_state(self, index: int = 0) -> Any:
         return self.learner.train
@@ -536,7 +538,7 @@ class Host:
     def events(self) -> list[str]:
         """What happened in the world outside that a user should know."""
         news, self._news = self._news, []
-        return news + self.env.events()
+        return news + self._tally.events() + self.env.events()
 
     def close(self) -> None:
         self.env.close()

@@ -12,8 +12,10 @@ import numpy as np
 
 from sparring import actor
 from sparring.actor import Episodes
+from sparring.config import Schedule
 from sparring.drivers.platform import once_options
-from sparring.drivers.statistics import statistics
+from sparring.drivers.statistics import of_normaliser, statistics
+from sparring.nets import checkup
 from sparring.ops import keys
 from sparring.ops.seam import block
 from sparring.replay.size import check_fits, free_bytes, replay_bytes
@@ -66,7 +68,7 @@ def start(
     leaves, structure = jax.tree.flatten(example)
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
     if keeps and hasattr(algo.config, "buffer_size"):
-        needed = replay_bytes(algo.replay, jax.tree.unflatten(structure, shapes))
+        needed = replay_bytes(algo.replay, learned(jax.tree.unflatten(structure, shapes)))
         check_fits(needed * copies, free_on_device(), "the device's memory", algo.config.buffer_size, copies)
     return _starter()(algo, key, shapes, structure, window, keeps)
 
@@ -76,8 +78,8 @@ def _starter() -> Any:
     def fresh(algo: Algorithm, key: Key, shapes: Any, structure: Any, window: int, keeps: bool) -> Learner:
         example = jax.tree.unflatten(structure, shapes)
         train = algo.init(keys.once(key, keys.INIT))
-        episodes = actor.start_episodes(example.reward.shape[1], window)
-        return Learner(train, algo.replay.init(example) if keeps else Memory(()), episodes)
+        episodes = actor.start_episodes(example.reward.shape[1], window, example.info)
+        return Learner(train, algo.replay.init(learned(example)) if keeps else Memory(()), episodes)
 
     return jax.jit(fresh, static_argnums=(2, 3, 4, 5), compiler_options=once_options())
 
@@ -91,11 +93,16 @@ def free_on_device() -> int | None:
     return facts["bytes_limit"] - facts["bytes_in_use"] if "bytes_limit" in facts else None
 
 
+def learned(rollout: Transition) -> Transition:
+    """What an algorithm gets of a rollout: not what the environment tells about itself."""
+    return rollout._replace(info=None)
+
+
 def learn(
     algo: Algorithm, learner: Learner, rollout: Transition, key: Key, iteration: jax.Array
 ) -> tuple[Learner, Metrics]:
     """Hands the rollout to the replay, updates as often as the plan says, then absorbs its statistics."""
-    memory = algo.replay.add(learner.replay, rollout)
+    memory = algo.replay.add(learner.replay, learned(rollout))
     return learn_on(algo, learner._replace(replay=memory), rollout, key, iteration, algo.replay.ready(memory))
 
 
@@ -128,7 +135,7 @@ def learn_from(
     each = _update_keys(algo, keys.consumer(key, iteration, keys.UPDATE))
     if jax.tree.leaves(batches)[0].shape[0]:
         train, traces = jax.lax.scan(update, learner.train, (batches, each))
-        metrics = {name: _summary(trace) for name, trace in traces.items()}
+        metrics = {name: _summary(name, trace) for name, trace in traces.items()}
     else:
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batches, each))
         shapes = jax.eval_shape(update, learner.train, one)[1]
@@ -145,18 +152,31 @@ def _absorbed(
     algo: Algorithm, learner: Learner, rollout: Transition, metrics: Metrics
 ) -> tuple[Learner, Metrics]:
     """The learner after the rollout's statistics and episodes, and all metrics."""
-    train = algo.absorb(learner.train, rollout)
+    train = algo.absorb(learner.train, learned(rollout))
     episodes = actor.count_episodes(learner.episodes, rollout)
     mean, length, count = actor.window_mean(episodes)
     metrics = {
         **metrics,
-        **statistics(algo.spec, rollout),
+        **statistics(algo.spec, rollout, *_normaliser(algo, learner.train)),
+        **of_normaliser(train),
         "rollout/ep_rew_mean": mean,
         "rollout/ep_len_mean": length,
         "rollout/window_episodes": count,
         "rollout/episodes": episodes.finished,
+        **actor.told_means(episodes),
     }
     return learner._replace(train=train, episodes=episodes), metrics
+
+
+def _normaliser(algo: Algorithm, train: Any) -> tuple[Any, Any]:
+    """What observations were normalised by, and the bound of it; None for an agent that has none."""
+    moments = getattr(train, "moments", None)
+    bound = getattr(algo.config, "clip_obs", None)
+    if moments is None or bound is None:
+        return None, None
+    if isinstance(bound, Schedule):
+        bound = bound.at(train.iteration / algo.horizon)  # type: ignore[attr-defined]
+    return moments, bound
 
 
 def updates(
@@ -181,7 +201,7 @@ def updates(
             return (train, live), metrics
 
         (train, live), traces = jax.lax.scan(body, (train, live), keys.several(base, count))
-        return train, live, {name: _summary(trace) for name, trace in traces.items()}
+        return train, live, {name: _summary(name, trace) for name, trace in traces.items()}
 
     if ready is True:
         return all_of_them(train, memory.live)
@@ -192,6 +212,9 @@ def updates(
     return jax.lax.cond(ready, all_of_them, lambda train, live: (train, live, none), train, memory.live)
 
 
-def _summary(trace: jax.Array) -> jax.Array:
-    """One number for all updates: the last of a count, the mean of anything else."""
-    return trace[-1] if jnp.issubdtype(trace.dtype, jnp.integer) else jnp.mean(trace)
+def _summary(name: str, trace: jax.Array) -> jax.Array:
+    """One number for all updates: the last of a count or a look inside, the largest of a maximum, or the
+    mean."""
+    if jnp.issubdtype(trace.dtype, jnp.integer) or name in checkup.NAMES:
+        return trace[-1]
+    return jnp.max(trace) if name.endswith("_max") else jnp.mean(trace)

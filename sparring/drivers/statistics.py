@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from sparring.ops.returns import masked_mean
+from sparring.ops.statistics import Moments, normalise, variance
 from sparring.spaces import Box, Discrete, EnvSpec
 from sparring.types import Metrics, Transition
 
@@ -15,8 +18,13 @@ NEAR = 0.01
 MOST_OPTIONS = 64
 
 
-def statistics(spec: EnvSpec, rollout: Transition) -> Metrics:
-    """Scalars of a rollout [T, B, …]; none for a short one."""
+def statistics(
+    spec: EnvSpec, rollout: Transition, moments: Moments | None = None, clip: Any = None
+) -> Metrics:
+    """Scalars of a rollout [T, B, …]; none for a short one.
+
+    Observations are looked at as the network sees them: normalised by `moments` and clipped, where they are.
+    """
     if rollout.reward.size < LEAST:
         return {}
     mask, reward = rollout.mask, rollout.reward
@@ -29,7 +37,7 @@ def statistics(spec: EnvSpec, rollout: Transition) -> Metrics:
         "stats/reward_nonzero": masked_mean((reward != 0.0).astype(jnp.float32), mask),
         "stats/terminated_share": jnp.where(ended > 0.0, terminated / jnp.maximum(ended, 1e-9), -1.0),
     }
-    return found | _actions(spec, rollout) | _observations(spec, rollout)
+    return found | _actions(spec, rollout) | _observations(spec, rollout, moments, clip)
 
 
 def _actions(spec: EnvSpec, rollout: Transition) -> Metrics:
@@ -52,14 +60,24 @@ def _actions(spec: EnvSpec, rollout: Transition) -> Metrics:
     return {}
 
 
-def _observations(spec: EnvSpec, rollout: Transition) -> Metrics:
+def _observations(spec: EnvSpec, rollout: Transition, moments: Moments | None, clip: Any) -> Metrics:
     space = spec.observation
     if not isinstance(space, Box) or space.is_image or rollout.mask is not None:
         return {}
-    flat = rollout.obs.reshape(-1, space.size).astype(jnp.float32)
+    flat, found = rollout.obs.astype(jnp.float32), {}
+    if moments is not None and moments.mean:
+        flat = normalise(moments, {"": flat}, clip)[""]
+        found["stats/obs_clipped"] = jnp.mean((jnp.abs(flat) >= clip).astype(jnp.float32))
+    flat = flat.reshape(-1, space.size)
     spread = jnp.std(flat, axis=0)
-    return {
+    return found | {
         "stats/obs_std_min": jnp.min(spread),
         "stats/obs_std_max": jnp.max(spread),
         "stats/obs_abs_max": jnp.max(jnp.abs(flat)),
     }
+
+
+def of_normaliser(train: Any) -> Metrics:
+    """The deviation by which rewards are divided, where they are: of the discounted return."""
+    stats = getattr(train, "rewards", None)
+    return {} if stats is None else {"stats/return_std": jnp.sqrt(variance(stats.moments))}

@@ -9,6 +9,9 @@ import numpy as np
 from sparring.spaces import EnvSpec
 from sparring.types import Action, Key, Obs, TimeStep
 
+MOST_NUMBERS = 32
+"""Numbers of an environment that become metrics; further ones are left out or refused."""
+
 
 class Outcome(NamedTuple):
     """What one step of one JAX environment says, before time limit and auto-reset."""
@@ -34,6 +37,15 @@ class MasksActions(Protocol):
     """A JAX environment that says which actions are legal in a state; its spec sets `masks_actions`."""
 
     def legal(self, state: Any) -> Any: ...
+
+
+@runtime_checkable
+class TellsInfo(Protocol):
+    """A JAX environment with numbers of its own, as `env/…` metrics: those of the state a step led to."""
+
+    def info(self, state: Any) -> dict[str, Any]:
+        """Scalars by name; the names never change."""
+        ...
 
 
 class HostEnv(Protocol):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparring.envs.api import JaxEnv, MasksActions, Outcome
+from sparring.envs.api import MOST_NUMBERS, JaxEnv, MasksActions, Outcome, TellsInfo
 from sparring.errors import EnvironmentFailure
 from sparring.ops import keys
 from sparring.spaces import EnvSpec
@@ -36,12 +36,26 @@ def _legal(env: JaxEnv, state: Any) -> Any:
     return jax.vmap(env.legal)(state)
 
 
+def _info(env: JaxEnv, state: Any) -> Any:
+    """What the environment tells about its state, as floats; None when it tells nothing."""
+    inner = env.env if isinstance(env, WithTimeLimit) else env
+    if not isinstance(inner, TellsInfo):
+        return None
+    told = jax.vmap(inner.info)(state)
+    if len(told) > MOST_NUMBERS:
+        raise EnvironmentFailure(
+            f"{env.spec.id!r} tells {len(told)} numbers in `info(state)`; leave at most {MOST_NUMBERS}."
+        )
+    return {name: jnp.asarray(value, jnp.float32) for name, value in told.items()}
+
+
 def reset(env: JaxEnv, key: Key, rows: int) -> tuple[BatchedState, TimeStep]:
     """Starts all rows; reward is 0 and `next_obs` equals `obs`."""
     state = jax.vmap(env.reset)(keys.several(key, rows))
     obs = jax.vmap(env.observe)(state)
     none = jnp.zeros(rows, bool)
-    time_step = TimeStep(obs, jnp.zeros(rows), none, none, obs, legal=_legal(env, state))
+    still = jnp.zeros(rows)
+    time_step = TimeStep(obs, still, none, none, obs, legal=_legal(env, state), info=_info(env, state))
     return BatchedState(state, jnp.zeros(rows, jnp.int32)), time_step
 
 
@@ -75,6 +89,7 @@ def step(env: JaxEnv, state: BatchedState, action: Action, key: Key) -> tuple[Ba
         truncated=truncated,
         next_obs=next_obs,
         legal=_legal(env, current),
+        info=_info(env, after),
     )
     return BatchedState(current, jnp.where(ended, 0, elapsed)), time_step
 

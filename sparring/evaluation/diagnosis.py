@@ -19,7 +19,7 @@ from sparring.evaluation.statistics import interval
 from sparring.metrics import charts, performance, sqlite, wandb_history
 from sparring.metrics.advice import Commands
 from sparring.metrics.health import Alert, Context, Engine, Rule, replay
-from sparring.metrics.rules import EVAL, NOT_BUILT, RETURN, RULES, SAMPLED
+from sparring.metrics.rules import EVAL, RETURN, RULES, SAMPLED
 from sparring.runs.directory import RunDirectory
 
 SCHEMA = "diagnose/1"
@@ -137,7 +137,6 @@ def diagnose(subject: Subject, since: int = 0, target: float | None = None) -> d
         for rule in engine.rules
         if rule not in judged and not engine.foreign(rule)
     ]
-    skipped += [{"id": name, "why": why} for name, why in NOT_BUILT.items()]
     speed = performance.judge(
         subject.records, subject.config, commands, clean(subject.facts.get("device", ""))
     )

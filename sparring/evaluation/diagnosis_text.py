@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparring.metrics import charts
-from sparring.metrics.rules import NOT_BUILT
 
 BUDGET = 1500
 FULL = 6000
@@ -186,8 +185,6 @@ def _skipped(report: Mapping[str, Any], detail: bool) -> list[str]:
     for skip in report["checks_skipped"]:
         if skip["why"].startswith("no stats/") and not detail:
             why["no stats/..."].append(skip["id"].partition(".")[0])
-        elif skip["id"] in NOT_BUILT and not detail:
-            why["not built"].append(skip["id"])
         else:
             why[skip["why"]].append(skip["id"])
     if not why:

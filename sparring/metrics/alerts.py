@@ -11,9 +11,9 @@ import json
 import queue
 import threading
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from sparring.errors import ConfigError, StorageError, nearest
@@ -31,8 +31,14 @@ WAITING = 100
 T = TypeVar("T")
 
 
+class TakesAlerts(Protocol):
+    """A tracker that shows alerts; it never waits and never raises (`metrics.apart.Apart`)."""
+
+    def alert(self, step: int, title: str, text: str, level: str = "warning", seed: int = 0) -> None: ...
+
+
 class HealthSink:
-    """Feeds every record to the health rules; says, stores and posts what they find. Never waits."""
+    """Feeds every record to the health rules; says, stores and passes on what they find. Never waits."""
 
     def __init__(
         self,
@@ -46,6 +52,7 @@ class HealthSink:
         on_stop: Callable[[Alert], None] | None = None,
         on_alert: Mapping[str, str] | None = None,
         webhook: str = "",
+        trackers: Sequence[TakesAlerts] = (),
         env: str = "",
         run: str = "",
         post_seconds: float = POST_SECONDS,
@@ -58,6 +65,7 @@ class HealthSink:
         self._on_stop = on_stop
         self._run = run or ("" if self._path is None else self._path.parent.name)
         self._commands = Commands(algo, env, self._run, config, total)
+        self._trackers = tuple(trackers)
         self._broken = False
         self._closed = False
         self._store = None if self._path is None else _Background(self._keep, "sparring-alerts")
@@ -115,6 +123,10 @@ class HealthSink:
             self._say(f"{alert.line()} ({alert.rule.meaning}). Try: {command or 'sparring diagnose last'}")
             if self._post is not None:
                 self._post.put(message(alert, self._run, command))
+            for tracker in self._trackers:
+                words = message(alert, self._run, command)["text"]
+                level = "error" if alert.level == "error" else "warning"
+                tracker.alert(alert.onset, f"{alert.rule.id} {alert.rule.name}", words, level, alert.seed)
         rule = alert.rule
         if self._on_stop is not None and "stop" in (self.policy.get(rule.key), self.policy.get(rule.id)):
             self._on_stop(alert)

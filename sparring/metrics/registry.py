@@ -78,19 +78,57 @@ METRICS: dict[str, str] = {
     "eval/best_fresh_reward": "Mean return of the best agent on fresh episodes, at the end.",
     "eval/last_fresh_reward": "Mean return of the last agent on the same episodes.",
     "eval/episodes": "Evaluation episodes behind each of these means.",
+    "env/<name>_sum": "Sum over an episode of a number in the environment's infos; mean of the episodes that "
+    "ended in the rollout, or the last such mean.",
+    "env/<name>_mean": "Mean of the same number over the steps of an episode that had it.",
+    "env/<name>_last": "The same number in the last step of an episode that had it.",
     "stats/action_saturation": "Share of action entries within 1 % of a bound, in the rollout.",
     "stats/action_top_share": "Share of the option that was chosen most often, in the rollout.",
+    "stats/advantage_bias": "Absolute mean of the advantages over their deviation, before standardisation.",
+    "stats/advantage_max": "Largest absolute advantage before standardisation, in the critic's scale.",
+    "stats/dead_units": "Share of hidden units that are never active or, with tanh and sigmoid, always "
+    "saturated; measured about 200 times in a run.",
     "stats/entropy_relative": "Entropy of a policy of choices as a share of the largest possible one.",
-    "stats/obs_abs_max": "Largest absolute entry of the rollout's observations.",
-    "stats/obs_std_max": "Largest deviation of an observation's entry over the rollout.",
-    "stats/obs_std_min": "Smallest deviation of an observation's entry over the rollout.",
+    "stats/feature_rank": "Singular values of the last hidden layer above 1 % of the largest, as a share of "
+    "all; measured about 200 times in a run, on a CPU.",
+    "stats/obs_abs_max": "Largest absolute entry of the rollout's observations, as the network sees them.",
+    "stats/obs_clipped": "Share of normalised observation entries at the bound `clip_obs`.",
+    "stats/obs_std_max": "Largest deviation of an observation's entry over the rollout, as the network sees "
+    "it.",
+    "stats/obs_std_min": "Smallest deviation of an observation's entry over the rollout, as the network sees "
+    "it.",
+    "stats/priority_ess": "Effective share of a prioritised replay, (Σp)² / (N Σp²), from the batch.",
+    "stats/q_abs_max": "Largest absolute value of the actions in the batch.",
+    "stats/q_disagreement": "Mean distance of the first two critics over the deviation of their mean.",
+    "stats/replay_reward_max": "Largest absolute reward in the batch, in the critic's scale.",
+    "stats/replay_reward_nonzero": "Share of replayed steps with a reward other than 0.",
+    "stats/replay_terminated": "Share of replayed steps that terminated.",
+    "stats/return_std": "Deviation of the discounted return, by which normalised rewards are divided.",
     "stats/reward_mean": "Mean reward of the rollout's steps.",
     "stats/reward_nonzero": "Share of the rollout's steps with a reward other than 0.",
     "stats/reward_std": "Deviation of the rollout's rewards.",
     "stats/terminated_share": "Share of ended episodes that terminated; -1 when none ended in the rollout.",
+    "stats/update_size": "‖Δθ‖ / ‖θ‖ of the iteration's update, or of its last one where it has several; "
+    "measured about 200 times in a run.",
+    "stats/value_target_max": "Largest absolute value target, in the critic's scale.",
 }
+
+SPARSE = frozenset({"stats/update_size", "stats/dead_units", "stats/feature_rank"})
+"""Metrics that are NaN in an iteration in which nobody looked."""
+OF_UPDATES = SPARSE | {
+    "stats/priority_ess",
+    "stats/q_abs_max",
+    "stats/q_disagreement",
+    "stats/replay_reward_max",
+    "stats/replay_reward_nonzero",
+    "stats/replay_terminated",
+    "stats/value_target_max",
+}
+"""Metrics of updates that are not in `train/`: they mean nothing before the first."""
 
 
 def meaning(name: str) -> str:
     """One line about a metric; empty for a name of the user's own."""
+    if name.startswith("env/"):
+        return METRICS.get(f"env/<name>_{name.rpartition('_')[2]}", "")
     return METRICS.get(name, "")

@@ -19,6 +19,8 @@ EVAL = "eval/mean_reward"
 SAMPLED = "eval/stochastic_mean_reward"
 LOSSES = ("train/value_loss", "train/critic_loss")
 VALUES = ("stats/value_target_max", *LOSSES)
+SIGNIFICANT = 2.0
+"""Standard errors by which a bandit's best arm must stand out to be known as better."""
 GRADIENTS = ("train/grad_norm", "train/critic_grad_norm", "train/actor_grad_norm")
 
 THRESHOLDS: dict[str, Limit] = {
@@ -41,19 +43,25 @@ THRESHOLDS: dict[str, Limit] = {
     "R06.value_scale": Limit(high=1000.0, error_high=20_000.0, window=5, patience=5, source="Jones: ideal 3"),
     "R06.value_loss_jump": Limit(high=20.0, window=100, patience=3, source="own"),
     "R06.short_horizon": Limit(low=3.0, window=1, patience=3, source="own"),
+    "R07.advantage_bias": Limit(high=1.5, window=20, patience=10, source="Jones: 0.1"),
+    "R07.advantage_scale": Limit(high=1000.0, error_high=20_000.0, window=5, patience=5, source="Jones: 10"),
     "R08.clipped_hard": Limit(high=2000.0, error_high=50_000.0, window=20, patience=5, source="37-details"),
     "R08.no_gradient": Limit(low=1e-6, error_low=1e-6, window=10, patience=5, source="own"),
     "R09.update_size": Limit(low=1e-6, high=0.2, error_high=1.0, window=10, patience=5, source="Jones 1e-3"),
-    "R10.dead_units": Limit(high=0.2, error_high=0.5, window=5, patience=5, source="Sokar 2023"),
+    "R10.dead_units": Limit(high=0.75, error_high=0.95, window=5, patience=5, source="Sokar 2023"),
+    "R11.feature_rank": Limit(window=5, source="Kumar 2021; no cut-off tells healthy from faulty runs"),
     "R12.obs_clipped": Limit(high=0.01, window=5, patience=5, source="SB3 VecNormalize clip 10"),
     "R12.obs_constant": Limit(low=1e-6, window=5, patience=5, source="own"),
     "R12.obs_scale": Limit(high=50.0, error_high=1000.0, window=5, patience=5, source="Schulman: clip 10"),
+    "R13.normaliser_drift": Limit(high=10.0, window=20, patience=5, source="Schulman: rescale, do not shift"),
     "R14.saturated": Limit(high=0.7, window=10, patience=5, source="SB3 tips, SB3 issue 722"),
     "R15.q_bound": Limit(high=1.2, error_high=2.0, window=5, patience=5, source="r_max / (1 - gamma)"),
     "R15.q_implausible": Limit(high=3.0, error_high=30.0, window=5, patience=5, source="CleanRL dqn"),
     "R16.twins_disagree": Limit(high=0.5, window=20, patience=10, source="own"),
     "R17.alpha_range": Limit(low=1e-4, high=10.0, window=5, patience=10, source="CleanRL sac"),
     "R18.priority_ess": Limit(low=0.1, error_low=0.01, window=5, patience=5, source="PER's definition"),
+    "R19.replay": Limit(window=5, source="Jones: staleness; no cut-off is known"),
+    "R20.bandit_collapse": Limit(low=0.1, window=10, patience=5, source="own"),
     "R21.tiny_episodes": Limit(low=2.5, window=20, patience=5, basis="P", source="Jones"),
     "R21.limit_is_terminal": Limit(high=0.5, window=10, patience=3, basis="P", source="SB3 time limits"),
     "R22.no_reward": Limit(low=1e-9, window=5, patience=3, source="Schulman"),
@@ -261,6 +269,65 @@ def _update_size(window: Window) -> Reading | None:
         return None
     value = _middle(values)
     return Reading(value, f"an iteration moves the parameters by {short(value)} of their norm")
+
+
+def _advantage_bias(window: Window) -> Reading | None:
+    """|mean| over deviation, in a run that has learned nothing: a solved task has no deviation either."""
+    values = window.values("stats/advantage_bias")
+    if values is None or window.progress < 0.4 or _gains(window) or _has_risen(window):
+        return None
+    value = _middle(values)
+    return Reading(value, f"|mean| of the advantages {short(value)} times their deviation")
+
+
+def _normaliser_drift(window: Window) -> Reading | None:
+    values = window.values("stats/return_std")
+    if values is None or window.progress < 0.1:
+        return None
+    low, high = float(values.min()), float(values.max())
+    words = f"the returns' deviation went from {short(low)} to {short(high)} in {len(values)} points"
+    return Reading(high / max(low, 1e-9), words)
+
+
+def _replay(window: Window) -> Reading | None:
+    """What the replay hands out, in words; there is no range that every task should keep."""
+    ended, rewarded = window.values("stats/replay_terminated"), window.values("stats/replay_reward_nonzero")
+    if ended is None or rewarded is None:
+        return None
+    words = f"{_middle(ended):.1%} of replayed steps terminate, {_middle(rewarded):.1%} have a reward"
+    updates, size = window.last("train/n_updates"), window.context.number("batch_size")
+    ratio = updates * size / max(window.step, 1) if updates and size else 0.0
+    return Reading(ratio, f"{words}; each step is replayed {ratio:.1f} times" if ratio else words)
+
+
+def _bandit_collapse(window: Window) -> Reading | None:
+    """How evenly arms are chosen, while none of them is known to be better."""
+    spread, signal = window.values("bandit/entropy"), window.values("bandit/snr")
+    if spread is None or signal is None:
+        return None
+    value, known = _middle(spread), _middle(signal)
+    words = f"relative entropy of the arms {short(value)}, the best stands out by {short(known)} errors"
+    return Reading(value if known < SIGNIFICANT else 1.0, words)
+
+
+def _q_bound(window: Window) -> Reading | None:
+    """|Q| over what the largest reward ever replayed, for ever, would be worth; soft values count entropy."""
+    q, reward = window.values("stats/q_abs_max"), window.series("stats/replay_reward_max")
+    gamma = window.context.number("gamma")
+    if (
+        q is None
+        or reward is None
+        or gamma is None
+        or gamma >= 1
+        or window.context.config.get("value_rescale")
+    ):
+        return None
+    bonus = abs((window.last("train/ent_coef") or 0.0) * (window.last("train/entropy") or 0.0))
+    most = (reward.high + bonus) / (1 - gamma)
+    if reward.high <= 0:
+        return None
+    value = _middle(q)
+    return Reading(value / most, f"largest |Q| {short(value)}, rewards allow {short(most)}")
 
 
 def _q_implausible(window: Window) -> Reading | None:
@@ -616,6 +683,23 @@ RULES: tuple[Rule, ...] = (
         config=("gamma",),
     ),
     _rule(
+        "R07.advantage_bias",
+        ("stats/advantage_bias", RETURN),
+        _advantage_bias,
+        "the critic is off by a constant: advantages all point one way",
+        ("advantages computed wrongly", "episode ends not seen", "critic too slow for its targets"),
+        CHECK_ALGO,
+        NORMALISE,
+    ),
+    _rule(
+        "R07.advantage_scale",
+        ("stats/advantage_max",),
+        _median_of("stats/advantage_max", "largest advantage"),
+        "advantages are far too large",
+        ("rewards not scaled", "gamma too close to 1"),
+        Advice("scale rewards", "advantages below 10", (("normalize_reward", "true"),)),
+    ),
+    _rule(
         "R08.clipped_hard",
         (),
         _clipped_hard,
@@ -654,6 +738,15 @@ RULES: tuple[Rule, ...] = (
         Advice("units that cannot die", "dead units near 0", (("activation", "tanh"),)),
     ),
     _rule(
+        "R11.feature_rank",
+        ("stats/feature_rank",),
+        _median_of("stats/feature_rank", "rank of the features as a share of their width"),
+        "how much the features span (a description, not by itself a cause)",
+        ("dead or saturated units", "learning rate too high", "replay ratio too high"),
+        LOWER_RATE,
+        level="note",
+    ),
+    _rule(
         "R12.obs_clipped",
         ("stats/obs_clipped",),
         _median_of("stats/obs_clipped", "share of normalised observations at the clip"),
@@ -678,6 +771,16 @@ RULES: tuple[Rule, ...] = (
         Advice("normalise observations", "below 10", (("normalize_obs", "true"),)),
     ),
     _rule(
+        "R13.normaliser_drift",
+        ("stats/return_std",),
+        _normaliser_drift,
+        "the scale of rewards changes under the critic",
+        ("returns grow fast", "statistics started on too little data"),
+        Advice(
+            "a fixed scale", "value loss steady", (("normalize_reward", "false"), ("reward_scale", "0.1"))
+        ),
+    ),
+    _rule(
         "R14.saturated",
         ("stats/action_saturation",),
         _median_of("stats/action_saturation", "share of actions at their bounds", after=0.1),
@@ -688,11 +791,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "R15.q_bound",
-        ("stats/q_bound_ratio",),
-        _median_of("stats/q_bound_ratio", "largest |Q| over what rewards allow"),
+        ("stats/q_abs_max", "stats/replay_reward_max"),
+        _q_bound,
         "Q is larger than any return can be",
         ("max bias", "target network too fast", "terminations not masked"),
-        Advice("slower target", "ratio below 1", (("learning_rate", "*0.3"),)),
+        Advice("smaller steps", "ratio below 1", (("learning_rate", "*0.3"),)),
+        config=("gamma",),
     ),
     _rule(
         "R15.q_implausible",
@@ -727,6 +831,23 @@ RULES: tuple[Rule, ...] = (
         "the replay draws the same few transitions",
         ("priority_alpha too high", "outliers in the TD error", "stale priorities"),
         Advice("flatter priorities", "above 0.3", (("priority_alpha", "0.6"),)),
+    ),
+    _rule(
+        "R19.replay",
+        ("stats/replay_terminated", "stats/replay_reward_nonzero"),
+        _replay,
+        "what the replay hands out",
+        ("buffer too large", "collecting too slow", "sparse reward"),
+        CHECK_ENV,
+        level="note",
+    ),
+    _rule(
+        "R20.bandit_collapse",
+        ("bandit/entropy", "bandit/snr"),
+        _bandit_collapse,
+        "the bandit settled on an arm that is not known to be better",
+        ("window too short", "exploration bonus too small for the scale of returns"),
+        CHECK_ALGO,
     ),
     _rule(
         "R21.tiny_episodes",
@@ -842,15 +963,6 @@ RULES: tuple[Rule, ...] = (
         CHECK_ENV,
     ),
 )
-
-NOT_BUILT = {
-    "R07": "no metric of the advantages before they are standardised",
-    "R11": "no metric of the features' rank",
-    "R13": "no metric of the reward normaliser",
-    "R19": "no cut-off is known; ages in the replay are not recorded",
-    "R20": "no bandit in this run",
-}
-"""Checks of the reference that have no rule here, and why."""
 
 
 def known_names() -> set[str]:

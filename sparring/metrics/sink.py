@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -42,22 +42,24 @@ class Tracker(Sink, Protocol):
 
 
 class Tee:
-    """Hands every record to several sinks, in order."""
+    """Hands every record to several sinks, in order; all of them get it, also when one of them fails."""
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self.sinks = tuple(sinks)
 
     def write(self, step: int, seconds: float, values: Mapping[str, float], seed: int = 0) -> None:
-        for sink in self.sinks:
-            sink.write(step, seconds, values, seed)
+        self._each(lambda sink: sink.write(step, seconds, values, seed))
 
     def close(self) -> None:
-        """Closes all sinks, also when one of them fails; then raises what failed."""
+        """Closes all sinks, then raises what failed."""
+        self._each(lambda sink: sink.close())
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
         failures: list[Exception] = []
         for sink in self.sinks:
             try:
-                sink.close()
-            except Exception as error:  # noqa: BLE001 - the other sinks must be closed first
+                call(sink)
+            except Exception as error:  # noqa: BLE001 - the other sinks come first
                 failures.append(error)
         if failures:
             raise failures[0]

@@ -14,7 +14,7 @@ from sparring.nets.layers import MLP, Dense
 from sparring.nets.sight import AgentConfig, Trunk
 from sparring.ops.keys import several
 from sparring.spaces import Box, EnvSpec, MultiBinary, describe
-from sparring.types import Key
+from sparring.types import Key, Obs
 
 
 class Q(eqx.Module):
@@ -66,6 +66,21 @@ def critics(
     trunk = sight.trunk(spec, config, trunk_key, None)
     width = trunk.outputs + inputs
     return Critics(trunk, tuple(Q(k, width, sizes, config.activation, outputs) for k in keys))
+
+
+def hidden(actor: Any, critic: Any, shown: Obs) -> list[list[Array]]:
+    """What hidden layers make of normalised observations, each by itself: actor and critics.
+
+    Critics that take an action are shown the middle of the action space.
+    """
+    features = sight.alone(critic.trunk, shown)
+    own = features if actor.trunk is None else sight.alone(actor.trunk, shown)
+    found = [actor.body.hidden(own)]
+    for q in critic.each:
+        width = q.body.layers[0].weight.shape[0] if q.body.layers else features.shape[-1]
+        action = jnp.zeros((features.shape[0], width - features.shape[-1]))
+        found.append(q.body.hidden(jnp.concatenate([features, action], axis=-1)))
+    return found
 
 
 def own_trunk(spec: EnvSpec, config: AgentConfig, key: Key, share: bool) -> Trunk | None:

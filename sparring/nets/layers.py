@@ -196,11 +196,16 @@ class MLP(eqx.Module):
         self.outputs = widths[-1]
 
     def __call__(self, x: Float[Array, "*N I"]) -> Float[Array, "*N O"]:
-        function = activation(self.activation)
+        return self.hidden(x)[-1] if self.layers else x
+
+    def hidden(self, x: Float[Array, "*N I"]) -> list[Array]:
+        """What every layer puts out."""
+        function, outputs = activation(self.activation), []
         for index, layer in enumerate(self.layers):
             x = layer(x)
             x = function(self.norms[index](x) if self.norms else x)
-        return x
+            outputs.append(x)
+        return outputs
 
 
 class Conv(eqx.Module):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from sparring.config import configuration
 from sparring.errors import ConfigError
-from sparring.nets import sight
+from sparring.nets import checkup, sight
 from sparring.nets.heads import Codec, Head
 from sparring.nets.layers import MLP, Dense
 from sparring.nets.sight import AgentConfig, BinsConfig, Carry, Trunk, Valued
@@ -255,6 +255,22 @@ def valued(
     assert critic is not None
     trunk = critic.trunk or nets.actor.trunk
     return sight.valued(config, trunk, lambda features, legal: critic(features), moments, rollout, length)
+
+
+def hidden(
+    config: PolicyConfig, nets: Nets, moments: Moments | None, rollout: Transition
+) -> list[list[Array]]:
+    """What the hidden layers of policy and value make of a few observations [T, B, …], each by itself."""
+    trunk, critic = nets.actor.trunk, nets.critic
+    shown = sight.normalised(
+        config.clip_obs, moments, trunk.space, checkup.sampled(sight.seen(rollout), rollout.reward.ndim)
+    )
+    features = sight.alone(trunk, shown)
+    found = [nets.actor.body.hidden(features)]
+    if critic is not None:
+        own = features if critic.trunk is None else sight.alone(critic.trunk, shown)
+        found.append(critic.body.hidden(own))
+    return found
 
 
 def drawn(rollout: Transition) -> Array:

@@ -96,6 +96,15 @@ class NormedMLP(eqx.Module):
             x = norm(function(layer(x)))
         return x
 
+    def hidden(self, x: Float[Array, "*N I"]) -> list[Array]:
+        """What every layer puts out in evaluation, before its normalisation."""
+        function, outputs = activation(self.activation), []
+        x = self.norms[0](x)
+        for layer, norm in zip(self.layers, self.norms[1:], strict=True):
+            outputs.append(function(layer(x)))
+            x = norm(outputs[-1])
+        return outputs
+
     def train(
         self, x: Float[Array, "*N I"], mask: Bool[Array, "*N"] | None, momentum: Any, warm_up: Any
     ) -> tuple[Float[Array, "*N O"], NormedMLP]:

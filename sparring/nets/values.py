@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sparring.errors import SpaceMismatch
-from sparring.nets import sight
+from sparring.nets import checkup, sight
 from sparring.nets.heads import Codec, branches
 from sparring.nets.layers import MLP, Dense, Noisy
 from sparring.nets.sight import AgentConfig, BinsConfig, Carry, Stored, Trunk
@@ -107,6 +107,15 @@ def build(
     options = branch_sizes(codec)
     advantage = output(advantage_key, len(options) * max(options))
     return QNet(trunk, body, advantage, output(value_key, 1) if dueling else None, codec)
+
+
+def hidden(
+    config: AgentConfig, nets: QNet, moments: Moments | None, rollout: Transition
+) -> list[list[Array]]:
+    """What the hidden layers make of a few observations of a rollout [T, B, …], each by itself."""
+    obs = checkup.sampled(sight.seen(rollout), rollout.reward.ndim)
+    shown = sight.normalised(config.clip_obs, moments, nets.trunk.space, obs)
+    return [nets.body.hidden(sight.alone(nets.trunk, shown))]
 
 
 def start_carry(spec: EnvSpec, config: AgentConfig, rows: int) -> Carry:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from sparring.types import Metrics
+
 
 def gae(
     reward: Float[Array, "T B"],
@@ -150,6 +152,20 @@ def explained_variance(
     return jnp.where(
         spread > 0, 1.0 - masked_var(target - prediction, mask) / jnp.where(spread > 0, spread, 1.0), 0.0
     )
+
+
+def described(returns: Array, advantage: Array | None, mask: Array | None) -> Metrics:
+    """Size of the value targets and, before they are standardised, of the advantages and of their mean."""
+
+    def largest(x: Array) -> Array:
+        return jnp.max(jnp.abs(x if mask is None else jnp.where(mask, x, 0.0)))
+
+    found = {"stats/value_target_max": largest(returns)}
+    if advantage is not None:
+        deviation = jnp.sqrt(masked_var(advantage, mask))
+        found["stats/advantage_max"] = largest(advantage)
+        found["stats/advantage_bias"] = jnp.abs(masked_mean(advantage, mask)) / jnp.maximum(deviation, 1e-8)
+    return found
 
 
 def masked_mean(x: Array, mask: Array | None) -> Array:

@@ -13,16 +13,16 @@ from jaxtyping import Array, Bool, Float
 
 from sparring.config import Schedulable, configuration
 from sparring.errors import ConfigError
-from sparring.nets import sequences, sight
+from sparring.nets import checkup, sequences, sight
 from sparring.nets.sight import AgentConfig, RewardStats, Trunk
 from sparring.ops.priorities import importance
-from sparring.ops.returns import masked_mean, n_step
+from sparring.ops.returns import masked_mean, masked_var, n_step
 from sparring.ops.statistics import Moments
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring
 from sparring.replay.sequence import Sequence
 from sparring.spaces import Box, EnvSpec, parts
-from sparring.types import Batch, Obs, Plan, Replay, Transition
+from sparring.types import Batch, Metrics, Obs, Plan, Replay, Transition
 
 
 @configuration
@@ -196,6 +196,8 @@ class Lesson:
     first: Any
     memory: Any
     burn_in: int
+    reward: Array
+    """as the loss sees it"""
     target: Callable[[Array], Array]
     """the n-step target, given the value of what followed each step"""
 
@@ -209,6 +211,18 @@ class Lesson:
     def mean(self, x: Array, weight: Array | None = None) -> Array:
         """Mean over the steps that count, each with the weight of its transition or sequence."""
         return masked_mean(x if weight is None else x * weight, self.mask)
+
+    def few(self) -> Obs:
+        """A few of the observations, as the torso gets them; zeros where a step does not count."""
+        mask = self.mask
+        if mask is None:
+            return checkup.sampled(self.obs, 1)
+
+        def counted(x: Array) -> Array:
+            steps = x[self.burn_in : self.burn_in + mask.shape[0]]
+            return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), steps, jnp.zeros((), x.dtype))
+
+        return checkup.sampled(jax.tree.map(counted, self.obs), 2)
 
     def priority(self, error: Array) -> Array:
         """Errors as the replay wants them: of transitions [N], or of sequences [N, L]."""
@@ -236,6 +250,7 @@ def lesson(
             parts.first,
             data.core,
             c.burn_in,
+            reward,
             lambda value: sequences.bootstrapped(reward, value, steps, c.gamma, c.n_steps),
         )
     reward = sight.scaled_reward(rewards, c, data.reward)
@@ -255,6 +270,7 @@ def lesson(
         None,
         None,
         0,
+        reward,
         lambda value: total + discount * value,
     )
 
@@ -268,6 +284,39 @@ def shortened(data: Transition, steps: Float[Array, "N n"]) -> Transition:
 def weight(c: OffPolicyConfig, batch: Batch) -> Array | None:
     """Importance weights of a prioritised batch, [N]; None when sampling was uniform."""
     return importance(batch.weight, c.priority_beta) if c.prioritized else None
+
+
+def described(lesson: Lesson, q: Float[Array, "C ..."], y: Float[Array, "*N"]) -> Metrics:
+    """What a batch and its values look like; `q` is by every critic, one at least."""
+
+    def largest(x: Array) -> Array:
+        return jnp.max(jnp.abs(x if lesson.mask is None else jnp.where(lesson.mask, x, 0.0)))
+
+    steps = lesson.steps
+    found = {
+        "stats/value_target_max": largest(y),
+        "stats/q_abs_max": jnp.max(jnp.stack([largest(each) for each in q])),
+        "stats/replay_reward_max": largest(lesson.reward),
+        "stats/replay_reward_nonzero": lesson.mean((steps.reward != 0.0).astype(jnp.float32)),
+        "stats/replay_terminated": lesson.mean(steps.terminated.astype(jnp.float32)),
+    }
+    if q.shape[0] > 1:
+        mean = jnp.mean(q, axis=0)
+        spread = jnp.sqrt(masked_var(mean, lesson.mask))
+        found["stats/q_disagreement"] = lesson.mean(jnp.abs(q[0] - q[1])) / jnp.maximum(spread, 1e-8)
+    return found
+
+
+def effective_share(batch: Batch) -> Metrics:
+    """(Σp)² / (N Σp²), estimated from what was drawn: E[N·P] over draws by P is N Σ P²."""
+    if batch.weight is None:
+        return {}
+    return {"stats/priority_ess": 1.0 / jnp.maximum(jnp.mean(batch.weight), 1e-8)}
+
+
+def due(state: Any, updates: int, horizon: Any) -> Bool[Array, ""]:
+    """Whether to look inside now: after the last update of an iteration that is one to look at."""
+    return ((state.updates + 1) % updates == 0) & checkup.due(state.iteration, horizon)
 
 
 def moved(target: Any, online: Any, tau: Any) -> Any:

@@ -18,7 +18,7 @@ from sparring.errors import ConfigError
 from sparring.metrics import sqlite
 from sparring.metrics.alerts import HealthSink
 from sparring.metrics.health import Alert
-from sparring.metrics.sink import Sink
+from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
 
 
@@ -189,3 +189,48 @@ def test_a_disk_that_fails_is_reported_and_not_raised(tmp_path: Path) -> None:
     run(sink)
     sink.close()
     assert "could not be written" in said[-1]
+
+
+class Board:
+    """A tracker that remembers alerts."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[Any, ...]] = []
+
+    def alert(self, step: int, title: str, text: str, level: str = "warning", seed: int = 0) -> None:
+        self.got.append((step, title, text, level, seed))
+
+
+def test_trackers_get_what_is_said_and_no_notes() -> None:
+    board = Board()
+    sink = HealthSink(None, "ppo", {}, total=40_000, say=lambda _: None, trackers=[board], run="mine")
+    run(sink, kl=0.1)
+    for i in range(1, 41):
+        values = {"rollout/ep_rew_mean": float(i), "rollout/ep_len_mean": 50.0}
+        sink.write(i * 1000, float(i), values, seed=1)
+    sink.close()
+    assert any(alert.level == "note" for alert in sink.alerts)
+    ((step, title, text, level, seed),) = board.got
+    assert (step, title, level, seed) == (10_000, "R02 kl_high", "warning", 0)
+    assert text.startswith("mine: warn: R02 kl_high at step 10,000")
+    assert "learning rate too high" in text
+
+
+def test_every_sink_gets_a_record_also_when_one_of_them_stops_the_run() -> None:
+    class Counter:
+        count = 0
+
+        def write(self, step: int, seconds: float, values: Any, seed: int = 0) -> None:
+            self.count += 1
+
+        def close(self) -> None:
+            """Nothing to do."""
+
+    def stop(alert: Alert) -> None:
+        raise RuntimeError(alert.rule.id)
+
+    health = HealthSink(None, "ppo", {}, say=lambda _: None, on_stop=stop, on_alert={"R01": "stop"})
+    after = Counter()
+    with pytest.raises(RuntimeError, match="R01"):
+        Tee([health, after]).write(1, 0.0, {"train/loss": float("nan")})
+    assert after.count == 1

@@ -13,6 +13,7 @@ import pytest
 from cli_help import Said, Shell, quick
 
 from sparring.cli.main import main
+from sparring.metrics import sqlite
 from sparring.runs.directory import RunDirectory
 
 TRAIN = ("--total-timesteps", 640, "--quiet", "--set", "n_envs=4", "n_eval_episodes=2")
@@ -239,6 +240,9 @@ def test_training_that_diverges_names_step_and_metric(sparring: Shell, tmp_path:
     )
     check(said, 6, "diverged at step", "is nan", "learning rate")
     assert "diverged" in said.last["error"]
+    (alert,) = [a for a in sqlite.alerts(tmp_path / "r" / "metrics.sqlite") if a.rule == "R01"]
+    assert alert.level == "error"
+    assert "R01 not_finite" in said.err  # shown before the error
 
 
 # -- what was saved ----------------------------------------------------------------------------------------

@@ -1,0 +1,107 @@
+"""A look inside the networks, about 200 times in a run: size of an update, dead units, rank of the features.
+
+Between looks the numbers are NaN, which drivers and sessions take for "not measured".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from sparring.types import Metrics
+
+KEPT = 2000
+"""Iterations of a run whose metrics a session keeps, at most."""
+LOOKS = 200
+"""Looks in a run, about."""
+SAMPLES = 128
+"""Observations that a look is made with, at most."""
+DORMANT = 0.025
+"""Share of its layer's mean activation below which a unit is dormant (Sokar et al. 2023)."""
+SATURATED = 0.99
+"""Share of its range beyond which a bounded unit passes hardly any gradient."""
+SMALL = 0.01
+"""Singular values below this share of the largest do not count for the rank (Kumar et al. 2021)."""
+NAMES = ("stats/update_size", "stats/dead_units", "stats/feature_rank")
+
+Layers = Sequence[Sequence[Array]]
+"""Of each network, what its hidden layers put out, [N, O]."""
+
+
+def due(iteration: Any, horizon: Any) -> Bool[Array, ""]:
+    """Whether the iteration of this number is one to look at: one of those that a session keeps."""
+    stride = jnp.maximum(jnp.floor(horizon / KEPT), 1.0)
+    every = stride * jnp.maximum(jnp.floor(horizon / (stride * LOOKS)), 1.0)
+    return (iteration + 1) % every.astype(jnp.int32) == 0
+
+
+def look(
+    when: Bool[Array, ""], before: Any, after: Any, layers: Callable[[Any], Layers], bounded: str = ""
+) -> Metrics:
+    """The three numbers of parameters before and after an update, or NaN; `layers` takes those before.
+
+    Without hidden layers the size of the update is all there is. `bounded` names the activation.
+    """
+
+    def measured() -> Metrics:
+        hidden = layers(before)
+        found = {"stats/update_size": change(before, after)}
+        if any(hidden):
+            found["stats/dead_units"] = dead_share(hidden, bounded)
+        # Eigenvalues are slow on an accelerator, where several seeds would look in every iteration.
+        if any(hidden) and jax.default_backend() == "cpu":
+            found["stats/feature_rank"] = rank_share([net[-1] for net in hidden if net])
+        return found
+
+    shapes = jax.eval_shape(measured)
+    missing = {name: jnp.full(s.shape, jnp.nan, s.dtype) for name, s in shapes.items()}
+    return jax.lax.cond(when, measured, lambda: missing)
+
+
+def change(before: Any, after: Any) -> Float[Array, ""]:
+    """‖Δθ‖ / ‖θ‖ over all parameters."""
+
+    def squares(trees: list[Array]) -> Array:
+        return sum((jnp.sum(jnp.square(x)) for x in trees), jnp.zeros(()))
+
+    old, new = jax.tree.leaves(before), jax.tree.leaves(after)
+    moved = squares([b - a for a, b in zip(old, new, strict=True)])
+    return jnp.sqrt(moved / jnp.maximum(squares(old), 1e-12))
+
+
+def dead_share(hidden: Layers, activation: str = "") -> Float[Array, ""]:
+    """Share of hidden units that are dormant or, where the activation has bounds, saturated throughout."""
+    dead, units = jnp.zeros(()), 0
+    for x in (layer for net in hidden for layer in net):
+        size = jnp.mean(jnp.abs(x), axis=0)
+        bad = size <= DORMANT * jnp.mean(size)
+        if activation in ("tanh", "sigmoid"):
+            centred = x if activation == "tanh" else 2.0 * x - 1.0
+            bad = bad | jnp.all(jnp.abs(centred) > SATURATED, axis=0)
+        dead, units = dead + jnp.sum(bad), units + x.shape[-1]
+    return dead / units
+
+
+def rank_share(features: Sequence[Float[Array, "N O"]]) -> Float[Array, ""]:
+    """The least rank of the networks' features, as a share of the largest that these samples allow."""
+    return jnp.min(jnp.stack([_rank(x) for x in features]))
+
+
+def _rank(x: Float[Array, "N O"]) -> Float[Array, ""]:
+    small = x.T if x.shape[1] < x.shape[0] else x
+    values = jnp.linalg.eigvalsh(small @ small.T)  # squares of the singular values
+    return jnp.mean((values > SMALL**2 * jnp.maximum(values[-1], 1e-12)).astype(jnp.float32))
+
+
+def sampled(obs: Any, axes: int) -> Any:
+    """A few observations, spread evenly over the leading axes."""
+
+    def some(x: Array) -> Array:
+        flat = x.reshape((-1, *x.shape[axes:]))
+        return flat[:: -(-flat.shape[0] // SAMPLES)]
+
+    return jax.tree.map(some, obs)
