@@ -167,7 +167,7 @@ class Host:
         self.algo: Any = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo)
         self.env = env
         self.rows = env.spec.rows
-        self.seeds = (seed,)
+        self.seeds: tuple[int, ...] = (seed,)
         self.iteration = 0
         self.on_step = on_step
         self.action: Any = None
@@ -233,6 +233,11 @@ class Host:
         return jax.eval_shape(loop.learn, self.algo, self.learner, rollout, self._key, np.int32(0))[1]
 
     @property
+    def _may_lose(self) -> bool:
+        """Whether rollouts have a mask."""
+        return self.env.may_lose
+
+    @property
     def compile_seconds(self) -> float:
         """Seconds spent compiling since this driver was made."""
         return compile_seconds() - self._compiled_before
@@ -270,6 +275,10 @@ class Host:
         if self._waits:
             self._data, self._live, ready = self._store(self._floats, self._data, self._live, rollout)
             added = self._ready = self._ready or bool(ready)  # once it is, it stays so
+        return self._learned(added, rollout, key, iteration)
+
+    def _learned(self, added: bool | None, rollout: Transition, key: Key, iteration: Any) -> Metrics:
+        """One call of `_learning`'s program."""
         if added not in self._programs:
             self._programs[added] = _learning(self._trees, added)
         self._kept, self._live, data, *ahead, values = self._programs[added](
@@ -420,7 +429,7 @@ class Host:
     def _allocate(self, timestep: TimeStep) -> tuple[Transition, list[np.ndarray]]:
         """Numpy arrays [T, B, …] for a rollout, and their leaves."""
         steps = self.algo.plan.rollout
-        if self.env.may_lose:
+        if self._may_lose:
             timestep = timestep._replace(lost=self._none_lost)
 
         def record(algo: Algorithm, train: Any, state: ActorState, timestep: TimeStep) -> Transition:
