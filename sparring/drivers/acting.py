@@ -151,8 +151,9 @@ class Acting:
                 action = np.asarray(action)
                 timestep = self.env.step(action)
                 self._beat()
-                key = jax.random.wrap_key_data(bandit_keys[t])
-                state, chunk = collector.step(state, action, extras, carry, timestep, self.version, key)
+                state, chunk = collector.step(
+                    state, action, extras, carry, timestep, self.version, bandit_keys[t]
+                )
                 if chunk is not None:
                     yield chunk._replace(seconds=np.array([clock() - began, 0.0], np.float32))
 

@@ -53,13 +53,15 @@ class Collector:
         """of all rows of the run, so that a row's index does not depend on who plays it; only ours matter"""
         self._turn = turn
         self._total = np.zeros(size, np.float32)
+        self._none_lost = np.zeros(size, bool)
         self._waiting: list[tuple[Transition, np.ndarray, np.ndarray | None]] = []
         self._versions: list[int] = []
+        self._chosen = self._ours()
 
     def begin(self, timestep: TimeStep, carry: Any) -> ActorState:
         """The actor's state before its first decision."""
         first = np.ones(len(self._total), bool)
-        return ActorState(timestep.obs, first, carry, timestep.legal, self._ours())
+        return ActorState(timestep.obs, first, carry, timestep.legal, self._chosen)
 
     def renew(self, bandit: Any) -> None:
         """Takes the bandit as the learner knows it; rows keep their indices until their episodes end."""
@@ -76,18 +78,21 @@ class Collector:
         version: int,
         key: Any = None,
     ) -> tuple[ActorState, Chunk | None]:
-        """Takes one step; the state to act on next, and a chunk whenever T steps are together."""
-        lost = np.zeros(len(self._total), bool) if timestep.lost is None else timestep.lost
+        """Takes one step; the state to act on next, and a chunk whenever T steps are together.
+
+        `key` is the data of a random key: few steps need one.
+        """
+        lost = self._none_lost if timestep.lost is None else timestep.lost
         record = actor.transition(state, action, extras, timestep._replace(lost=lost))
         over = np.asarray(actor.ended(timestep))
         total = self._total + np.where(lost, np.float32(0.0), timestep.reward)
-        cell = None if self.control is None else np.asarray(self.control.choice.cell)[self.span]
+        cell = None if self._chosen is None else self._chosen.choice.cell
         self._waiting.append((record, total, cell))
         self._versions.append(version)
         if self.control is not None and over.any():
             self._choose(total, over, lost, key)
         self._total = np.where(over, np.float32(0.0), total)
-        state = actor.observe(state, carry, timestep)._replace(control=self._ours())
+        state = ActorState(timestep.obs, over, carry, timestep.legal, self._chosen)
         return state, self._chunk() if len(self._waiting) == self.steps else None
 
     def _choose(self, total: np.ndarray, over: np.ndarray, lost: np.ndarray, key: Any) -> None:
@@ -100,18 +105,21 @@ class Collector:
         returns[self.span], ended[self.span], gone[self.span] = total, over, lost
         # The returns are given as what was earned before this step: a lost row's reward is not counted.
         before = self.control._replace(total=returns)
-        turned = self._turn(before, np.zeros(rows, np.float32), ended, gone, key)
+        turned = self._turn(before, np.zeros(rows, np.float32), ended, gone, jax.random.wrap_key_data(key))
         self.control = jax.tree.map(np.asarray, turned)
+        self._chosen = self._ours()
 
     def _ours(self) -> Control | None:
-        """The controller's part that acting needs."""
+        """The indices of our rows."""
         if self.control is None:
             return None
         choice = jax.tree.map(lambda x: np.asarray(x)[self.span], self.control.choice)
         return self.control._replace(choice=choice)
 
     def _chunk(self) -> Chunk:
-        rollout, total, cell = jax.tree.map(lambda *steps: np.stack(steps), *self._waiting)
+        structure = jax.tree.structure(self._waiting[0])
+        columns = zip(*(jax.tree.leaves(step) for step in self._waiting), strict=True)
+        rollout, total, cell = jax.tree.unflatten(structure, [np.stack(column) for column in columns])
         version = min(self._versions)
         self._waiting, self._versions = [], []
         return Chunk(rollout, total, cell, np.int64(version), np.zeros(2, np.float32))
