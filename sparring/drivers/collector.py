@@ -54,7 +54,7 @@ class Collector:
         self._turn = turn
         self._total = np.zeros(size, np.float32)
         self._none_lost = np.zeros(size, bool)
-        self._waiting: list[tuple[Transition, np.ndarray, np.ndarray | None]] = []
+        self._waiting: list[tuple[Transition, Any, Any]] = []
         self._versions: list[int] = []
         self._chosen = self._ours()
 

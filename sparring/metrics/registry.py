@@ -60,7 +60,7 @@ METRICS: dict[str, str] = {
     "stats/reward_nonzero": "Share of the rollout's steps with a reward other than 0.",
     "stats/reward_std": "Deviation of the rollout's rewards.",
     "stats/terminated_share": "Share of ended episodes that terminated; -1 when none ended in the rollout.",
-    "async/staleness": "Updates that the learner made between acting and learning, mean over an iteration's steps.",
+    "async/staleness": "Updates between acting and learning, mean over an iteration's chunks.",
     "async/queue": "Chunks of steps that waited for the learner when it took some.",
     "async/samples_per_insert": "Steps learned from per step collected, since the process began.",
     "async/learner_idle": "Share of an iteration in which the learner waited for actors.",
