@@ -120,7 +120,7 @@ def assemble(
         )
     driver: Driver
     window = settings.stats_window_size
-    if settings.driver == "async":
+    if settings.driver != "auto":
         driver = _asynchronous(algo, world, env, settings, seeds, env_kwargs)
     elif jaxy and not host:
         driver = Fused(algo, world, rows, seeds, window)
@@ -173,6 +173,11 @@ def _asynchronous(
     )
     crew.check(algo, env)
     window = settings.stats_window_size
+    if settings.driver == "cluster":
+        from sparring.drivers.cluster import ClusterRun
+
+        source = registry.host(world, settings.n_envs)
+        return ClusterRun(algo, source, env, seeds[0], window, crew, settings.address)
     return Async(algo, registry.host(world, settings.n_envs), env, seeds[0], window, crew)
 
 

@@ -73,10 +73,12 @@ class Settings:
     """run host environments in this process or in workers; auto measures their cost"""
     worker_deadline: float = 30.0
     """seconds after which a worker or an actor that does not answer is replaced"""
-    driver: Literal["auto", "async"] = "auto"
-    """auto: act and learn in turn; async: actors act while the learner learns (off-policy algorithms)"""
+    driver: Literal["auto", "async", "cluster"] = "auto"
+    """auto: act and learn in turn; async: actors act while the learner learns; cluster: the same on Ray"""
+    address: str = ""
+    """of the Ray cluster for driver=cluster; empty starts one in this machine"""
     actors: int = 2
-    """actors of driver=async, among which the n_envs rows are shared"""
+    """actors of driver=async and cluster, among which the n_envs rows are shared"""
     actor_kind: Literal["process", "thread"] = "process"
     """where an actor lives; threads are for environments that step outside Python's lock"""
     actor_pull: int = 0
