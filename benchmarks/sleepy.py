@@ -1,4 +1,4 @@
-"""An environment that costs two milliseconds a step and no processor time: a stand-in for a slow simulator."""
+"""An environment that costs two milliseconds a step and no processor time, like a slow simulator elsewhere."""
 
 from __future__ import annotations
 

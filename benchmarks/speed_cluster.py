@@ -3,7 +3,8 @@
 python benchmarks/speed_cluster.py [--driver cluster] [--actors 1 2 4] [--rows 4] [--rounds 3] [--seconds 5]
 
 Every number of actors lives at once, warmed up, and they are measured in turns; those that are not measured
-wait for their learner. The prediction is the model of docs/async.md: min(actors × rate of one, rate of the learner).
+wait for their learner. The prediction is the model of docs/async.md: min(actors × rate of one, rate of the
+learner).
 """
 
 from __future__ import annotations
