@@ -1,4 +1,4 @@
-"""An environment that costs two milliseconds a step and no processor time, like a slow simulator elsewhere."""
+"""An environment that costs two milliseconds a step and no processor time, like a simulator elsewhere."""
 
 from __future__ import annotations
 

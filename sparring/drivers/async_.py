@@ -21,7 +21,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from sparring.drivers import loop
 from sparring.drivers.acting import Job, Snapshot, blank, encode, snapshot_template
 from sparring.drivers.collector import Chunk, credits
 from sparring.drivers.host import REPLAY, Host, Situation, Trees, _learn_from
@@ -29,6 +31,7 @@ from sparring.drivers.seats import DEPTH, SEATS, Seat, Trouble
 from sparring.drivers.slot import FileSlot, MemorySlot, SharedSlot, Slot
 from sparring.envs.api import HostEnv
 from sparring.errors import ConfigError, EnvironmentFailure
+from sparring.replay import offpolicy
 from sparring.runs import tree
 from sparring.types import Algorithm, Metrics
 
@@ -126,6 +129,12 @@ class Async(Host):
         self._waited = 0.0
         self._updates_before: int | None = None
         self._told: dict[str, float] = {}
+
+    def _devices(self) -> Mesh | None:
+        """All that this process has, where the replay is on them too."""
+        if offpolicy.on_host(self.algo.config, self.algo.spec):
+            return None
+        return loop.mesh_for(self.algo.replay.batch_size)
 
     @property
     def _may_lose(self) -> bool:

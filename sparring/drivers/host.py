@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparring import actor
 from sparring.drivers import loop
@@ -68,6 +69,8 @@ class Trees(NamedTuple):
     live: Any
     names: tuple[str, ...]
     """the metrics of an iteration"""
+    mesh: Any = None
+    """devices that share every batch; None for one"""
 
 
 @cache
@@ -107,10 +110,11 @@ def _learning(trees: Trees, added: bool | None) -> Any:
         train, episodes = jax.tree.unflatten(trees.kept, kept)
         memory = Memory(jax.tree.unflatten(trees.data, data), jax.tree.unflatten(trees.live, live))
         learner = Learner(train, memory, episodes)
-        if added is None:
-            learner, metrics = loop.learn(algo, learner, rollout, key, iteration)
-        else:
-            learner, metrics = loop.learn_on(algo, learner, rollout, key, iteration, added)
+        with loop.on_devices(trees.mesh):
+            if added is None:
+                learner, metrics = loop.learn(algo, learner, rollout, key, iteration)
+            else:
+                learner, metrics = loop.learn_on(algo, learner, rollout, key, iteration, added)
         return (
             jax.tree.leaves((learner.train, learner.episodes)),
             jax.tree.leaves(learner.replay.live),
@@ -178,6 +182,7 @@ class Host:
         self._none_lost = np.zeros(self.rows, bool)
         self._news: list[str] = []
         self._treedef: Any = None
+        self._mesh = self._devices()
         self._ahead: tuple[list[Any], Any] | None = None
         """weights and keys to act with, where the last update left them"""
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
@@ -215,10 +220,12 @@ class Host:
 
     @learner.setter
     def learner(self, learner: Learner) -> None:
+        if self._mesh is not None:
+            learner = jax.device_put(learner, NamedSharding(self._mesh, PartitionSpec()))
         self._kept, kept = jax.tree.flatten((learner.train, learner.episodes))
         self._data, data = jax.tree.flatten(learner.replay.data)
         self._live, live = jax.tree.flatten(learner.replay.live)
-        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names)
+        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names, self._mesh)
         self._ahead = None
         self._ready = False
         self._programs = {}
@@ -231,6 +238,10 @@ class Host:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), actor.begun(self._buffers, self.actor.carry)
         )
         return jax.eval_shape(loop.learn, self.algo, self.learner, rollout, self._key, np.int32(0))[1]
+
+    def _devices(self) -> Mesh | None:
+        """Devices that share every batch; None for one."""
+        return None
 
     @property
     def _may_lose(self) -> bool:

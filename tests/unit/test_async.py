@@ -306,3 +306,47 @@ def test_killed_actors_and_a_killed_learner(tmp_path: Path) -> None:
     steps = sqlite.read(folder / "metrics.sqlite", "async/staleness").steps
     assert list(steps) == sorted(set(steps))
     assert steps[-1] == 1600
+
+
+FOUR_DEVICES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import jax, numpy as np
+from test_async import ByHand, Crew, DEPTH
+import test_async
+from sparring.drivers import host, loop
+test_async.Async = ByHand
+assert len(jax.devices()) == 4
+
+def trained(mesh):
+    loop.mesh_for, before = (loop.mesh_for if mesh else lambda size: None), loop.mesh_for
+    driver = test_async.made(Crew(kind="thread", actors=2), batch_size=8)
+    loop.mesh_for = before
+    for _ in range(5):
+        for seat in driver.seats:
+            seat.make()
+        driver.advance(1)
+    return driver
+
+one, four = trained(False), trained(True)
+assert one._mesh is None and four._mesh.size == 4
+program = four._programs[True]
+text = program.lower(four._floats, four._kept, four._live, four._data, four._rollout(), four._key,
+                     np.int32(0)).compile().as_text()
+print("all-reduce" in text)
+pairs = zip(jax.tree.leaves(one.train_state()), jax.tree.leaves(four.train_state()), strict=True)
+print(max(float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)))) for a, b in pairs))
+print(int(one.train_state().updates))
+"""
+
+
+@pytest.mark.slow
+def test_four_devices_make_the_update_of_one() -> None:
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", FOUR_DEVICES, str(Path(__file__).parent)]
+    found = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    divided, distance, updates = found.stdout.split()
+    assert divided == "True"
+    assert float(distance) < 1e-5
+    assert int(updates) >= 4
