@@ -17,6 +17,7 @@ import numpy as np
 from sparring import actor, spaces
 from sparring.common.normalised import raw_observation
 from sparring.config import as_mapping, coerce, from_mapping
+from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.fused import Fused
 from sparring.drivers.host import Host, OnStep
 from sparring.drivers.loop import Driver
@@ -112,14 +113,16 @@ def assemble(
     algo = algorithm(spec, config)
     warnings = list(algo.check()) if hasattr(algo, "check") else []
     on_host = getattr(config, "buffer", "") == "host" or getattr(config, "buffer_folder", "")
-    if jaxy and not host and on_host:
+    if jaxy and not host and on_host and settings.driver == "auto":
         raise ConfigError(
             f"{world.spec.id} runs compiled, and its replay lies beside the networks: leave buffer='host' "
             f"and buffer_folder out, or step it in Python, for example as gym:{world.spec.id}."
         )
     driver: Driver
     window = settings.stats_window_size
-    if jaxy and not host:
+    if settings.driver != "auto":
+        driver = _asynchronous(algo, world, env, settings, seeds, env_kwargs)
+    elif jaxy and not host:
         driver = Fused(algo, world, rows, seeds, window)
     else:
         worlds = [JaxHost(world, rows)] if jaxy else [world]
@@ -141,6 +144,41 @@ def assemble(
             source = env if isinstance(env, str) else list(env)[:count]
             eval_env = registry.make(source, n_envs=count, **{**options, "backend": "inline"})
     return Assembly(driver, eval_env, spec, settings, warnings)
+
+
+def _asynchronous(
+    algo: Any,
+    world: Any,
+    env: Any,
+    settings: Settings,
+    seeds: tuple[int, ...],
+    kwargs: Mapping[str, Any] | None,
+) -> Driver:
+    """Actors and a learner, as the settings ask for."""
+    if len(seeds) > 1:
+        raise ConfigError(
+            f"driver={settings.driver} trains one seed at a time, not {len(seeds)}: leave --seeds out, or "
+            "use sparring sweep."
+        )
+    crew = Crew(
+        settings.actors,
+        settings.actor_kind,
+        settings.actor_pull,
+        settings.learner_push,
+        settings.slot,
+        settings.slot_folder,
+        settings.worker_deadline,
+        dict(kwargs or {}),
+        settings.time_limit,
+    )
+    crew.check(algo, env)
+    window = settings.stats_window_size
+    if settings.driver == "cluster":
+        from sparring.drivers.cluster import ClusterRun
+
+        source = registry.host(world, settings.n_envs)
+        return ClusterRun(algo, source, env, seeds[0], window, crew, settings.address)
+    return Async(algo, registry.host(world, settings.n_envs), env, seeds[0], window, crew)
 
 
 class Agent:

@@ -74,7 +74,23 @@ class Settings:
     backend: Literal["auto", "inline", "workers"] = "auto"
     """run host environments in this process or in workers; auto measures their cost"""
     worker_deadline: float = 30.0
-    """seconds after which a worker that does not answer is replaced"""
+    """seconds after which a worker or an actor that does not answer is replaced"""
+    driver: Literal["auto", "async", "cluster"] = "auto"
+    """auto: act and learn in turn; async: actors act while the learner learns; cluster: the same on Ray"""
+    address: str = ""
+    """of the Ray cluster for driver=cluster; empty starts one in this machine"""
+    actors: int = 2
+    """actors of driver=async and cluster, among which the n_envs rows are shared"""
+    actor_kind: Literal["process", "thread"] = "process"
+    """where an actor lives; threads are for environments that step outside Python's lock"""
+    actor_pull: int = 0
+    """steps between an actor's looks for newer weights; 0 looks once per rollout"""
+    learner_push: int = 1
+    """blocks of updates between published weights"""
+    slot: Literal["memory", "file"] = "memory"
+    """how weights reach actors: shared memory, or files that are renamed into place"""
+    slot_folder: str = ""
+    """where slot=file keeps them; empty takes the system's temporary folder"""
 
 
 class Result(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparring import actor
 from sparring.drivers import loop
@@ -71,6 +72,8 @@ class Trees(NamedTuple):
     live: Any
     names: tuple[str, ...]
     """the metrics of an iteration"""
+    mesh: Any = None
+    """devices that share every batch; None for one"""
 
 
 @cache
@@ -110,10 +113,11 @@ def _learning(trees: Trees, added: bool | None) -> Any:
         train, episodes = jax.tree.unflatten(trees.kept, kept)
         memory = Memory(jax.tree.unflatten(trees.data, data), jax.tree.unflatten(trees.live, live))
         learner = Learner(train, memory, episodes)
-        if added is None:
-            learner, metrics = loop.learn(algo, learner, rollout, key, iteration)
-        else:
-            learner, metrics = loop.learn_on(algo, learner, rollout, key, iteration, added)
+        with loop.on_devices(trees.mesh):
+            if added is None:
+                learner, metrics = loop.learn(algo, learner, rollout, key, iteration)
+            else:
+                learner, metrics = loop.learn_on(algo, learner, rollout, key, iteration, added)
         return (
             jax.tree.leaves((learner.train, learner.episodes)),
             jax.tree.leaves(learner.replay.live),
@@ -170,7 +174,7 @@ class Host:
         self.algo: Any = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo)
         self.env = env
         self.rows = env.spec.rows
-        self.seeds = (seed,)
+        self.seeds: tuple[int, ...] = (seed,)
         self.iteration = 0
         self.on_step = on_step
         self.action: Any = None
@@ -182,6 +186,7 @@ class Host:
         self._tally = InfoTally(self.rows)
         self._news: list[str] = []
         self._treedef: Any = None
+        self._mesh = self._devices()
         self._ahead: tuple[list[Any], Any] | None = None
         """weights and keys to act with, where the last update left them"""
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
@@ -221,10 +226,12 @@ class Host:
 
     @learner.setter
     def learner(self, learner: Learner) -> None:
+        if self._mesh is not None:
+            learner = jax.device_put(learner, NamedSharding(self._mesh, PartitionSpec()))
         self._kept, kept = jax.tree.flatten((learner.train, learner.episodes))
         self._data, data = jax.tree.flatten(learner.replay.data)
         self._live, live = jax.tree.flatten(learner.replay.live)
-        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names)
+        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names, self._mesh)
         self._ahead = None
         self._ready = False
         self._programs = {}
@@ -237,6 +244,15 @@ class Host:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), actor.begun(self._buffers, self.actor.carry)
         )
         return jax.eval_shape(loop.learn, self.algo, self.learner, rollout, self._key, np.int32(0))[1]
+
+    def _devices(self) -> Mesh | None:
+        """Devices that share every batch; None for one."""
+        return None
+
+    @property
+    def _may_lose(self) -> bool:
+        """Whether rollouts have a mask."""
+        return self.env.may_lose
 
     @property
     def compile_seconds(self) -> float:
@@ -309,6 +325,10 @@ class Host:
         if self._waits:
             self._data, self._live, ready = self._store(self._floats, self._data, self._live, rollout)
             added = self._ready = self._ready or bool(ready)  # once it is, it stays so
+        return self._learned(added, rollout, key, iteration)
+
+    def _learned(self, added: bool | None, rollout: Transition, key: Key, iteration: Any) -> Metrics:
+        """One call of `_learning`'s program."""
         if added not in self._programs:
             self._programs[added] = _learning(self._trees, added)
         self._kept, self._live, data, *ahead, values = self._programs[added](
@@ -464,7 +484,7 @@ class Host:
     def _allocate(self, timestep: TimeStep) -> tuple[Transition, list[np.ndarray]]:
         """Numpy arrays [T, B, …] for a rollout, and their leaves."""
         steps = self.algo.plan.rollout
-        if self.env.may_lose:
+        if self._may_lose:
             timestep = timestep._replace(lost=self._none_lost)
 
         def record(algo: Algorithm, train: Any, state: ActorState, timestep: TimeStep) -> Transition:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparring import actor
 from sparring.actor import Episodes
@@ -19,7 +22,7 @@ from sparring.nets import checkup
 from sparring.ops import keys
 from sparring.ops.seam import block
 from sparring.replay.size import check_fits, free_bytes, replay_bytes
-from sparring.types import Algorithm, Batch, Key, Memory, Metrics, Transition
+from sparring.types import Algorithm, Batch, Key, Memory, Metrics, Report, Transition
 
 
 class Driver(Protocol):
@@ -129,7 +132,7 @@ def learn_from(
 
     def update(train: Any, now: tuple[Batch, Key]) -> tuple[Any, Metrics]:
         batch, key = now
-        train, report = block(algo.update)(train, batch, keys.several(key, 2)[1])
+        train, report = block(partial(_update, algo))(train, batch, keys.several(key, 2)[1])
         return train, report.metrics
 
     each = _update_keys(algo, keys.consumer(key, iteration, keys.UPDATE))
@@ -179,6 +182,41 @@ def _normaliser(algo: Algorithm, train: Any) -> tuple[Any, Any]:
     return moments, bound
 
 
+_mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
+
+
+@contextmanager
+def on_devices(mesh: Mesh | None) -> Iterator[None]:
+    """While a program is traced inside, every batch is divided among the devices of the mesh.
+
+    Each device computes the losses of its part and gradients are summed over all: the same update but for
+    the order of a sum. Weights and replay lie on every device.
+    """
+    before = _mesh.set(mesh)
+    try:
+        yield
+    finally:
+        _mesh.reset(before)
+
+
+def mesh_for(batch_size: int) -> Mesh | None:
+    """All local devices, or the most that can share a batch evenly; None when that is one."""
+    devices = jax.local_devices()
+    count = max(n for n in range(1, len(devices) + 1) if batch_size % n == 0)
+    return Mesh(np.array(devices[:count]), ("batch",)) if count > 1 else None
+
+
+def _divided(batch: Batch) -> Batch:
+    mesh = _mesh.get()
+    if mesh is None:
+        return batch
+    return jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, PartitionSpec("batch")))
+
+
+def _update(algo: Algorithm, train: Any, batch: Batch, key: Key) -> tuple[Any, Report]:
+    return algo.update(train, _divided(batch), key)
+
+
 def updates(
     algo: Algorithm, train: Any, memory: Memory, base: Key, ready: Any = True
 ) -> tuple[Any, Any, Metrics]:
@@ -189,7 +227,7 @@ def updates(
         now = memory._replace(live=live)
         sample_key, update_key = keys.several(key, 2)
         batch = replay.sample(now, sample_key)
-        train, report = block(algo.update)(train, batch, update_key)
+        train, report = block(partial(_update, algo))(train, batch, update_key)
         return train, replay.feedback(now, batch, report), report.metrics
 
     def all_of_them(train: Any, live: Any) -> tuple[Any, Any, Metrics]:

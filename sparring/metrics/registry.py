@@ -111,6 +111,12 @@ METRICS: dict[str, str] = {
     "stats/update_size": "‖Δθ‖ / ‖θ‖ of the iteration's update, or of its last one where it has several; "
     "measured about 200 times in a run.",
     "stats/value_target_max": "Largest absolute value target, in the critic's scale.",
+    "async/staleness": "Updates between acting and learning, mean over an iteration's chunks.",
+    "async/queue": "Chunks of steps that waited for the learner when it took some.",
+    "async/samples_per_insert": "Steps learned from per step collected, since the process began.",
+    "async/learner_idle": "Share of an iteration in which the learner waited for actors.",
+    "async/actor_idle": "Share of their time in which actors waited for the learner.",
+    "async/actors_replaced": "Actors that died or hung and were replaced, since the process began.",
 }
 
 SPARSE = frozenset({"stats/update_size", "stats/dead_units", "stats/feature_rank"})

@@ -1,0 +1,217 @@
+"""The cluster driver: the asynchronous driver with its actors and its weight slot on Ray.
+
+The learner and its replay are in the process that trains; actors run wherever Ray finds a free core. An actor
+whose node leaves is replaced, on another node or on one that joins later, and learning goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from typing import Any
+
+from sparring.drivers.acting import Acting, Job, decode, encode
+from sparring.drivers.async_ import Async, Crew
+from sparring.drivers.collector import Chunk
+from sparring.drivers.seats import DEPTH, Seat, Trouble
+from sparring.drivers.slot import Slot, Weights
+from sparring.envs.api import HostEnv
+from sparring.envs.workers import THREAD_VARIABLES
+from sparring.errors import CheckpointError, ConfigError, MissingExtra
+from sparring.runs import tensors
+from sparring.types import Algorithm
+
+STORE_BYTES = 512 << 20
+"""Shared memory that a local Ray takes: chunks and weights are small."""
+GET_SECONDS = 1.0
+
+
+def connect(address: str, cores: int) -> bool:
+    """Joins the cluster at an address, or starts one in this machine; True when it is ours to end.
+
+    A local one has no dashboard, and as many cores as there are actors: they share what the machine has.
+    """
+    ray = library()
+    if ray.is_initialized():
+        return False
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address:
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"There is no Ray cluster at {address!r}: {error}. Start one with `ray start --head`, or "
+                "leave address out for one in this machine."
+            ) from error
+    else:
+        ray.init(
+            num_cpus=cores + 1, num_gpus=0, include_dashboard=False, object_store_memory=STORE_BYTES, **quiet
+        )
+    return True
+
+
+def library() -> Any:
+    """Ray itself."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra(
+            "driver=cluster needs Ray. Install it with: pip install 'sparring[cluster]', or use driver=async."
+        ) from error
+    return ray
+
+
+class Board:
+    """Holds the newest weights as bytes, for whoever asks; it runs as a Ray actor beside the learner."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[int, bytes] | None = None
+
+    def publish(self, version: int, data: bytes) -> None:
+        if self._newest is None or version > self._newest[0]:
+            self._newest = (version, data)
+
+    def pull(self, newer_than: int) -> tuple[int, bytes] | None:
+        newest = self._newest
+        return newest if newest is not None and newest[0] > newer_than else None
+
+
+class ClusterSlot:
+    """Weights for actors of a cluster, through a Ray actor that holds the newest."""
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+
+    @classmethod
+    def beside_me(cls) -> ClusterSlot:
+        """A slot on this node: it lives as long as the learner."""
+        ray = library()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        return cls(ray.remote(Board).options(num_cpus=0, scheduling_strategy=here).remote())
+
+    def __reduce__(self) -> tuple[type[ClusterSlot], tuple[Any]]:
+        return ClusterSlot, (self._board,)
+
+    def publish(self, version: int, weights: Weights) -> None:
+        self._board.publish.remote(version, b"".join(tensors.encode(weights)))
+
+    def pull(self, newer_than: int) -> tuple[int, Weights] | None:
+        found = library().get(self._board.pull.remote(newer_than))
+        return None if found is None else (found[0], tensors.decode(found[1], f"weights {found[0]}"))
+
+    def close(self) -> None:
+        library().kill(self._board)
+
+
+class Performer:
+    """An actor of the cluster: makes a chunk each time it is asked."""
+
+    def __init__(self, job: Job, slot: Slot) -> None:
+        from sparring.drivers.platform import prepare
+
+        prepare("cpu")  # accelerators belong to the learner
+        self._acting = Acting(job, slot)
+        self._chunks = self._acting.chunks()
+        self._since = time.perf_counter()
+
+    def make(self) -> bytes:
+        began = time.perf_counter()
+        chunk = next(self._chunks)
+        chunk.seconds[1] = began - self._since
+        self._since = time.perf_counter()
+        return encode(chunk)
+
+
+class RaySeat(Seat):
+    """An actor on some node; each permit is a call, and calls are answered in order."""
+
+    def __init__(self, job: Job, slot: Slot, template: Chunk, arrived: threading.Condition) -> None:
+        super().__init__(job, slot, template, arrived)
+        self._ray = library()
+        threads = dict.fromkeys(THREAD_VARIABLES, "1") | {"JAX_PLATFORMS": "cpu"}
+        actor = self._ray.remote(Performer).options(num_cpus=1, runtime_env={"env_vars": threads})
+        self._actor = actor.remote(job, slot)
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._asked = 0
+        self._stop = threading.Event()
+        self._reader = threading.Thread(target=self._read, name=f"actor-{job.number}-reader", daemon=True)
+        for _ in range(DEPTH):
+            self.permit()
+        self._reader.start()
+
+    def permit(self) -> None:
+        self._asked += 1
+        self._calls.put(self._actor.make.remote())
+
+    def close(self) -> None:
+        self._stop.set()
+        with contextlib.suppress(Exception):  # it may have gone with its node
+            self._ray.kill(self._actor)
+        self._reader.join(2 * GET_SECONDS)
+
+    def _pulse(self) -> int:
+        """Silent is who owes a chunk; before the first one it may be waiting for a node with a free core."""
+        return self.made if self.made and self._asked > self.made else time.monotonic_ns()
+
+    def _read(self) -> None:
+        ray = self._ray
+        while not self._stop.is_set():
+            try:
+                call = self._calls.get(timeout=GET_SECONDS)
+            except queue.Empty:
+                continue
+            while not self._stop.is_set():
+                try:
+                    data = ray.get(call, timeout=GET_SECONDS)
+                    self._arrive(decode(self._template, data, f"a chunk of actor {self.job.number}"))
+                    break
+                except ray.exceptions.GetTimeoutError:
+                    continue
+                except (ray.exceptions.RayError, CheckpointError) as error:
+                    self._fail(_trouble(error, ray))
+                    return
+
+
+def _trouble(error: Exception, ray: Any) -> Trouble:
+    """Why an actor of the cluster is gone, in a line."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = getattr(error, "cause", error)
+        refusal = cause if isinstance(cause, ConfigError) else None
+        return Trouble(f"raised {type(cause).__name__}: {cause}", str(error), refusal)
+    if isinstance(error, ray.exceptions.RayActorError):
+        return Trouble("died, or its node left the cluster,", str(error))
+    return Trouble(f"could not be reached ({type(error).__name__})", str(error))
+
+
+class ClusterRun(Async):
+    """An asynchronous run whose actors are Ray's."""
+
+    def __init__(
+        self,
+        algo: Algorithm,
+        env: HostEnv,
+        source: str,
+        seed: int,
+        window: int = 100,
+        crew: Crew | None = None,
+        address: str = "",
+    ) -> None:
+        super().__init__(algo, env, source, seed, window, crew)
+        self._started = connect(address, self.crew.actors)
+
+    def _open_slot(self) -> Slot:
+        return ClusterSlot.beside_me()
+
+    def _made_seat(self, job: Job) -> Seat:
+        assert self._slot is not None
+        return RaySeat(job, self._slot, self._template, self._arrived)
+
+    def close(self) -> None:
+        super().close()
+        if self._started:
+            self._started = False
+            library().shutdown()
