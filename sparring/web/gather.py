@@ -47,9 +47,14 @@ GROUPS = {
     "rollout": "Episodes",
     "eval": "Evaluation",
     "env": "Environment",
+    "bandit": "Bandit",
+    "async": "Actors and learner",
     "other": "Other metrics",
     "time": "Time",
 }
+CELL = re.compile(r"bandit/(probability|mean)/(.+)/(\d\d)")
+"""A number of one cell of a bandit's coordinate: a row of a map, not a chart of its own."""
+MOST_COLUMNS = 80
 _QUANTILE = re.compile(r"(.+)[_/](min|max|mean|median|p\d{1,2})")
 LEVELS = ("error", "warn", "note")
 
@@ -131,6 +136,16 @@ class Metric(NamedTuple):
     series: tuple[Series, ...]
 
 
+class Choices(NamedTuple):
+    """With which probability a bandit chose each cell of a coordinate, over a run's first seed."""
+
+    run: int
+    coordinate: str
+    steps: np.ndarray
+    share: np.ndarray
+    """[cells, steps]"""
+
+
 class Story(NamedTuple):
     """Everything a report tells."""
 
@@ -138,12 +153,14 @@ class Story(NamedTuple):
     metrics: tuple[Metric, ...]
     left_out: int
     """metrics there was no room for"""
+    choices: tuple[Choices, ...] = ()
 
 
 def gather(runs: Sequence[RunDirectory]) -> Story:
     """The facts and curves of some runs, bounded in size however long they trained."""
     tables = [read_curves(run.metrics) for run in runs]
-    names = sorted({name for table in tables for name in table}, key=_order)
+    told = {name for table in tables for name in table}
+    names = sorted((name for name in told if CELL.fullmatch(name) is None), key=_order)
     kept = names[:MOST_METRICS]
     curves = sum(name in table for table in tables for name in kept)
     limit = max(min(MOST_POINTS, ALL_POINTS // max(curves, 1)), 12)
@@ -159,7 +176,23 @@ def gather(runs: Sequence[RunDirectory]) -> Story:
             shown = tuple(_series(tables, name, limit))
             metrics[name] = Metric(_clip(name, 200), part, meaning(name).replace("`", ""), shown)
     facts = [_facts(run, label, t) for run, label, t in zip(runs, labels(runs), tables, strict=True)]
-    return Story(tuple(facts), tuple(m for m in metrics.values() if m.series), len(names) - len(kept))
+    chosen = [choices for index, table in enumerate(tables) for choices in _choices(index, table)]
+    shown_metrics = tuple(m for m in metrics.values() if m.series)
+    return Story(tuple(facts), shown_metrics, len(names) - len(kept), tuple(chosen))
+
+
+def _choices(run: int, table: Mapping[str, list[Curve]]) -> Iterable[Choices]:
+    """What the bandit of a run chose, by coordinate."""
+    cells: dict[str, list[Curve]] = {}
+    for name in sorted(table):
+        match = CELL.fullmatch(name)
+        if match is not None and match[1] == "probability" and table[name]:
+            cells.setdefault(match[2], []).append(table[name][0])
+    for coordinate, curves in cells.items():
+        length = min(len(curve.steps) for curve in curves)
+        places = np.unique(np.linspace(0, length - 1, min(length, MOST_COLUMNS)).astype(int))
+        share = np.nan_to_num(np.stack([curve.values[places] for curve in curves]))
+        yield Choices(run, _clip(coordinate, 80), curves[0].steps[places], np.clip(share, 0.0, 1.0))
 
 
 def labels(runs: Sequence[RunDirectory]) -> list[str]:
@@ -181,7 +214,7 @@ def group(name: str, names: Iterable[str]) -> str:
     head, _, rest = name.partition("/")
     if head == "train":
         return "losses" if "loss" in rest else "training"
-    return head if head in ("stats", "rollout", "eval", "env", "time") else "other"
+    return head if head in GROUPS else "other"
 
 
 def is_quantile(name: str, names: Iterable[str]) -> bool:

@@ -71,6 +71,7 @@ def render(story: Story, shown: Sequence[Film], now: datetime) -> str:
         headline=sections.headline(story),
         evaluation=sections.evaluation(story),
         alerts=sections.alerts(story),
+        choices=sections.choices(story),
         groups=sections.groups(story),
         films=sections.videos(story, shown),
         settings=sections.settings(story),

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sparring.web.films import Film
-from sparring.web.gather import GROUPS, MOST_ALERTS, Facts, Score, Story
+from sparring.web.gather import GROUPS, MOST_ALERTS, Choices, Facts, Score, Story
 from sparring.web.html import Html, join, tag, text
 
 __all__ = [
     "alerts",
+    "choices",
     "evaluation",
     "footer",
     "groups",
@@ -160,6 +161,44 @@ def alerts(story: Story) -> Html:
             notes.append(tag("p", f"{run.label}: the first {MOST_ALERTS} alerts are shown.", class_="note"))
     head = ("#", "run", "level", "rule", "from step", "to step", "seed", "evidence")
     return _section("health", "Health", _table(head, rows) if rows else "", *notes)
+
+
+def choices(story: Story) -> Html:
+    """Maps of what bandits chose: time to the right, cells upwards, dark where a cell was chosen often."""
+    if not story.choices:
+        return Html("")
+    return _section("behaviour", "Behaviour", *(_map(chosen, story) for chosen in story.choices))
+
+
+def _map(chosen: Choices, story: Story) -> Html:
+    cells, columns = chosen.share.shape
+    most = max(float(chosen.share.max()), 1e-9)
+    squares = [
+        tag(
+            "rect",
+            x=column,
+            y=cells - 1 - cell,
+            width=1,
+            height=1,
+            fill_opacity=f"{float(chosen.share[cell, column]) / most:.2f}",
+        )
+        for cell in range(cells)
+        for column in range(columns)
+    ]
+    picture = tag(
+        "svg",
+        *squares,
+        viewBox=f"0 0 {columns} {cells}",
+        preserveAspectRatio="none",
+        class_=f"map c{chosen.run}",
+        role="img",
+        aria_label=f"probability of each cell of {chosen.coordinate} over time",
+    )
+    words = (
+        f"{story.runs[chosen.run].label}: {chosen.coordinate}, {cells} cells from the lowest (bottom) to the "
+        f"highest, step {int(chosen.steps[0]):,} to {int(chosen.steps[-1]):,}; darkest is {most:.0%}."
+    )
+    return tag("figure", picture, tag("figcaption", words), class_="choices")
 
 
 def groups(story: Story) -> Html:
