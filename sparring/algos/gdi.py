@@ -402,9 +402,9 @@ def loss(
     entropy = -jnp.sum(jnp.where(probability > 0, probability * log_pi, 0.0), axis=(-2, -1))
     metrics = {
         "train/loss": total,
-        "train/clip_fraction": masked_mean(jnp.mean(ratio > c.rho_bar, axis=-1), steps.mask),
+        "train/ratio_clipped": masked_mean(jnp.mean(ratio > c.rho_bar, axis=-1), steps.mask),
         "train/ratio_one": masked_mean(jnp.mean(jnp.abs(ratio - 1.0) < 1e-3, axis=-1), steps.mask),
-        "train/approx_kl": masked_mean(jnp.mean(ratio - 1.0 - jnp.log(ratio + 1e-8), axis=-1), steps.mask),
+        "train/behaviour_kl": masked_mean(jnp.mean(ratio - 1.0 - jnp.log(ratio + 1e-8), axis=-1), steps.mask),
     }
     for i in range(nets.heads):
         n = f"_{i + 1}"
