@@ -37,6 +37,8 @@ class ControlConfig:
     """what to choose: `name:low:high:cells`, also with `:log`, or `name=value|value`; empty: all there is"""
     controller_scope: Literal["shared", "row"] = "shared"
     """one bandit for all rows, or one for each"""
+    controller_options: tuple[str, ...] = ()
+    """settings of the selector as `name=value`, such as `memory=500`"""
     controller_index: tuple[float, ...] = ()
     """the one behaviour of controller='fixed': a number per coordinate"""
 
@@ -58,12 +60,28 @@ def coordinate(text: str) -> Coordinate:
         ) from error
 
 
+CONTEMPORARIES: dict[str, dict[str, float]] = {"thompson": {"pool": 200, "memory": 500}}
+"""Options of selectors in training, where returns rise: against old ones every new episode ranks high, and
+whatever was chosen lately looks good."""
+
+
+def option(text: str) -> tuple[str, float]:
+    """A setting of a selector; whole numbers stay whole."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise ConfigError(f"controller_options has {text!r}. Example: 'memory=500'.") from error
+    return name.strip(), int(number) if number.is_integer() else number
+
+
 def controller_for(config: ControlConfig, space: Space) -> Controller | None:
     """The controller that the settings ask for; None for none."""
     if config.controller == "none":
         return None
     if config.controller != "fixed":
-        return Controller(bandit.make(config.controller, space), config.controller_scope)
+        options = CONTEMPORARIES.get(config.controller, {}) | dict(map(option, config.controller_options))
+        return Controller(bandit.make(config.controller, space, **options), config.controller_scope)
     if len(config.controller_index) != len(space.coordinates):
         raise ConfigError(
             f"controller='fixed' needs controller_index with {len(space.coordinates)} numbers: "

@@ -134,7 +134,15 @@ def test_coordinates_in_words() -> None:
             coordinate(wrong)
 
 
+def test_options_of_the_selector() -> None:
+    assert made("dqn").controller.selector.pool == 200
+    selector = made("dqn", controller_options=("pool=70", "floor=0.2")).controller.selector
+    assert (selector.pool, selector.floor, selector.memory) == (70, 0.2, 500)
+
+
 @pytest.mark.parametrize(("settings", "words"), [
+    ({"controller_options": ("pool",)}, "Example"),
+    ({"controller_options": ("pol=3",)}, "no option 'pol'"),
     ({"controller_space": ("temperature:1:2:3",)}, "Known: epsilon, n_step"),
     ({"controller_space": ("n_step=1|3",)}, "at most n_steps = 1"),
     ({"controller": "fixed"}, "controller_index with 1"),
