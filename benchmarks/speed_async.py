@@ -2,21 +2,23 @@
 
 python benchmarks/speed_async.py [--rounds 5] [--seconds 6] [--actors 1 2] [--env LunarLander-v3]
 
-Both drivers live at once, warmed up; they are measured in turns, so that a machine that others use too slows
-both down alike, and the ratio of each round is what counts. Beside wall time it prints the processor's time.
+Both drivers live at once, warmed up; they are measured in turns, and the ratio of each round is what counts.
+Where others use the machine too, wall time says more of them than of us. So processor time per step is
+measured as well, and `free_cores_ratio` is what two cores of our own would give: the host driver's processor
+time per step over that of the busiest core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparring.config import from_mapping
 from sparring.model import algorithm_class, assemble
@@ -44,20 +46,39 @@ def make(env: str, rows: int, **settings: Any) -> Any:
     return driver
 
 
-def measure(driver: Any, seconds: float) -> tuple[float, float, dict[str, float]]:
-    """Steps per second of wall time, processor seconds of this process per second, and the last metrics."""
+class Measured(NamedTuple):
+    """One driver in one round; processor time is in microseconds per step."""
+
+    rate: float
+    learner: float
+    actors: float
+    told: dict[str, float]
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """What processes have used so far (Linux)."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def measure(driver: Any, seconds: float) -> Measured:
     driver.advance(3)  # an asynchronous driver has filled its queues while the other was measured
+    actors = [seat.process.pid for seat in getattr(driver, "_seats", ())]
     steps, began = 0, time.perf_counter()
-    cpu = resource.getrusage(resource.RUSAGE_SELF)
-    trace: dict[str, Any] = {}
+    before = processor_seconds([os.getpid()]), processor_seconds(actors)
+    traces: list[Any] = []
     while time.perf_counter() - began < seconds:
-        trace = driver.advance(1)[0]
+        traces.append(driver.advance(1)[0])
         steps += driver.steps_per_iteration
     wall = time.perf_counter() - began
-    now = resource.getrusage(resource.RUSAGE_SELF)
-    used = now.ru_utime + now.ru_stime - cpu.ru_utime - cpu.ru_stime
-    told = {name: float(x[-1]) for name, x in trace.items() if name.startswith("async/")}
-    return steps / wall, used / wall, told
+    after = processor_seconds([os.getpid()]), processor_seconds(actors)
+    learner, made = (1e6 * (b - a) / steps for a, b in zip(before, after, strict=True))
+    names = [name for name in traces[0] if name.startswith("async/")]
+    told = {name: float(statistics.mean(float(t[name][0]) for t in traces)) for name in names}
+    return Measured(steps / wall, learner, made, told)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,28 +91,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slot", default="memory")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    ratios: dict[int, list[float]] = {count: [] for count in options.actors}
     rows: list[dict[str, Any]] = []
     host = make(options.env, options.rows, backend="inline")
     for count in options.actors:
         driver = make(options.env, options.rows, driver="async", actors=count, slot=options.slot)
         try:
             for _ in range(options.rounds):
-                base, base_cpu, _ = measure(host, options.seconds)
-                fast, cpu, told = measure(driver, options.seconds)
-                ratios[count].append(fast / base)
-                rows.append({"actors": count, "host": base, "async": fast, "ratio": fast / base, **told})
-                print(
-                    f"actors {count}: host {base:7.0f} steps/s (cpu {base_cpu:.2f}), async {fast:7.0f} "
-                    f"(learner cpu {cpu:.2f}), ratio {fast / base:.2f}, staleness "
-                    f"{told['async/staleness']:.1f}, learner idle {told['async/learner_idle']:.2f}, actors "
-                    f"idle {told['async/actor_idle']:.2f}",
-                    flush=True,
-                )
+                base, fast = measure(host, options.seconds), measure(driver, options.seconds)
+                # With two free cores: the busiest of them, or both full.
+                bound = max(fast.learner, fast.actors / count, (fast.learner + fast.actors) / 2)
+                row = {
+                    "actors": count,
+                    "host": base.rate,
+                    "async": fast.rate,
+                    "ratio": fast.rate / base.rate,
+                    "host_us": base.learner,
+                    "learner_us": fast.learner,
+                    "actors_us": fast.actors,
+                    "free_cores_ratio": base.learner / bound,
+                    **fast.told,
+                }
+                rows.append(row)
+                print({name: round(value, 2) for name, value in row.items()}, flush=True)
         finally:
             driver.close()
-    for count, values in ratios.items():
-        print(f"actors {count}: median ratio {statistics.median(values):.2f}, all {sorted(values)}")
+    for count in options.actors:
+        for name in ("ratio", "free_cores_ratio"):
+            values = [row[name] for row in rows if row["actors"] == count]
+            print(f"actors {count}: median {name} {statistics.median(values):.2f}")
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0
