@@ -11,7 +11,7 @@ from sparring.errors import SparringError, nearest
 
 OTHER_WORDS = dict.fromkeys(("--steps", "--timesteps", "--n-timesteps", "--total-steps"), "--total-timesteps")
 """Options by the names that other programs give them."""
-ALGORITHMS = "ppo, a2c, reinforce, dqn, pqn, sac, td3, crossq, or file.py:Name"
+ALGORITHMS = "ppo, a2c, reinforce, dqn, pqn, gdi, sac, td3, crossq, or file.py:Name"
 
 
 class UsageError(SparringError):

@@ -86,7 +86,7 @@ def dead_share(hidden: Layers, activation: str = "") -> Float[Array, ""]:
     return dead / units
 
 
-def rank_share(features: Sequence[Float[Array, "N O"]]) -> Float[Array, ""]:
+def rank_share(features: Sequence[Float[Array, "N _"]]) -> Float[Array, ""]:
     """The least rank of the networks' features, as a share of the largest that these samples allow."""
     return jnp.min(jnp.stack([_rank(x) for x in features]))
 

@@ -189,7 +189,7 @@ def test_later_layers_win_and_provenance_is_kept():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("learning_rte", "learning_rate"), ("nsteps", "n_steps"), ("GAMMA", "gamma")]
+    ("wrong", "right"), [("learning_rte", "learning_rate"), ("framestack", "frame_stack"), ("GAMMA", "gamma")]
 )
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_unknown_key_names_the_nearest(name, wrong, right):
