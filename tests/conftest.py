@@ -52,11 +52,15 @@ install_import_hook(PURE, "conftest.checked")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of slow.txt took half a second or more; `make check` leaves them out."""
-    slow = set((Path(__file__).parent / "slow.txt").read_text().split())
-    for item in items:
-        if item.nodeid.partition("[")[0] in slow:
-            item.add_marker(pytest.mark.slow)
+    """The tests of slow.txt took half a second or more; `make check` leaves them out.
+
+    Those of exhaustive.txt, each with a shorter one like it, wait for `make exhaustive`.
+    """
+    for name in ("slow", "exhaustive"):
+        listed = set((Path(__file__).parent / f"{name}.txt").read_text().split())
+        for item in items:
+            if item.nodeid.partition("[")[0] in listed:
+                item.add_marker(name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,8 +86,8 @@ ALGORITHMS = {
 }
 """Every test that holds for all algorithms walks this list."""
 
-EVERY_TIME = ("ppo", "dqn", "gdi")
-"""One of each kind, whose settings `make test` tries; the others wait for `make exhaustive`."""
+EVERY_TIME = ("ppo",)
+"""Whose settings `make test` tries; those of the others wait for `make exhaustive`."""
 ACTOR_CRITICS = ("ppo", "a2c", "reinforce")
 """They have a distribution over every kind of action, and learn from the rollout they collected."""
 CHOOSERS = ("dqn", "pqn", "gdi")
