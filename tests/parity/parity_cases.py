@@ -87,6 +87,16 @@ PAIRS += [
     ("crossq", "stack and gSDE"),
 ]
 
+LIKE = {
+    ("ppo", "stack and gSDE"),
+    ("ppo", "chosen"),
+    ("a2c", "stack and gSDE"),
+    ("reinforce", "normalised"),
+    ("dqn", "noisy"),
+    ("gdi", "truncating"),
+}
+"""Pairs whose parts are all in others, too: only `make exhaustive` runs them."""
+
 
 def make(name: str, case: str) -> tuple[Any, Any]:
     """Agent and environment of a case, with those of its settings that the algorithm has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import ACTOR_CRITICS, REPLAYERS, as_numpy
-from parity_cases import PAIRS, fused, host, unequal
+from parity_cases import LIKE, PAIRS, fused, host, unequal
 
 ITERATIONS = 60
 FAST = [("ppo", "normalised")]
@@ -13,7 +13,8 @@ HARD = ["normalised", "stack and gSDE"]
 
 
 def marked(pairs: list[tuple[str, str]]) -> list:
-    return [pair if pair in FAST else pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs]
+    slow, like = [pytest.mark.slow], [pytest.mark.exhaustive]
+    return [pytest.param(*pair, marks=slow * (pair not in FAST) + like * (pair in LIKE)) for pair in pairs]
 
 
 @pytest.mark.parametrize(("name", "case"), marked(PAIRS))
