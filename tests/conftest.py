@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name in ("slow", "exhaustive"):
         listed = set((Path(__file__).parent / f"{name}.txt").read_text().split())
         for item in items:
-            if item.nodeid.partition("[")[0] in listed:
+            if {item.nodeid, item.nodeid.partition("[")[0]} & listed:
                 item.add_marker(name)
 
 

@@ -180,7 +180,7 @@ def chosen(space: str, *index: float) -> dict[str, Trial]:
         "controller": Trial("uniform"),
         "controller_space": Trial((space,), {"controller": "uniform"}),
         "controller_scope": Trial("row", {"controller": "thompson"}),
-        "controller_options": Trial(("pool=70",), {"controller": "thompson"}),
+        "controller_options": Trial(("floor=1",), {"controller": "thompson"}),
         "controller_index": Trial((0.3,), fixed),
     }
 
@@ -250,7 +250,7 @@ OWN: dict[str, dict[str, Trial]] = {
         "controller": Trial("uniform"),
         "controller_space": Trial(("epsilon:0.1:0.5:3",), {"controller": "uniform"}),
         "controller_scope": Trial("row"),
-        "controller_options": Trial(("pool=70",)),
+        "controller_options": Trial(("floor=1",)),
         "controller_index": Trial(
             (1.0, 2.0, 0.5), {"controller": "fixed", "controller_index": (3.0, 2.0, 0.5)}
         ),
