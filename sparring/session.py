@@ -22,7 +22,7 @@ from sparring.drivers.loop import Driver
 from sparring.errors import ConfigError, DivergedError
 from sparring.evaluation.evaluator import Evaluation, evaluate
 from sparring.metrics.performance import shares
-from sparring.metrics.registry import OF_UPDATES, SPARSE
+from sparring.metrics.registry import EPISODIC, OF_UPDATES, SPARSE
 from sparring.metrics.sink import Sink, Tee
 from sparring.runs import artefact, checkpoint
 from sparring.runs.directory import RunDirectory, Status
@@ -589,11 +589,13 @@ class Session:
 
 
 def measured(values: dict[str, float]) -> dict[str, float]:
-    """Without what was not measured: looks inside that were not due, what an environment tells at the end of
-    an episode before the first has ended, and updates while a replay fills."""
+    """Without what was not measured: looks inside that were not due, what is known of an episode before the
+    first has ended, and updates while a replay fills."""
     values = {
         n: x for n, x in values.items() if math.isfinite(x) or not (n in SPARSE or n.startswith("env/"))
     }
+    if values.get("rollout/window_episodes") == 0:
+        values = {n: x for n, x in values.items() if n not in EPISODIC}
     if values.get("train/n_updates") != 0:
         return values
     return {n: x for n, x in values.items() if not n.startswith(LEARNED) and n not in OF_UPDATES}

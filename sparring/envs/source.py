@@ -9,6 +9,7 @@ import copy
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,8 @@ EXTRAS = (
     ("pygame", "pygame", "classic"),
 )
 
+ATARI_RAM = re.compile(r"(ALE/\w+)-ram-v5")
+
 
 @dataclass(frozen=True)
 class GymId:
@@ -59,10 +62,15 @@ class GymId:
         return self.id
 
     def registered(self) -> Any:
-        """Gymnasium's own specification of the id."""
+        """Gymnasium's own specification of the id; `ALE/Pong-ram-v5` is `ALE/Pong-v5` seen through its RAM."""
         _register_atari(self.id)
         try:
-            return gymnasium.spec(self.id)
+            ram = ATARI_RAM.fullmatch(self.id)
+            if ram is None:
+                return gymnasium.spec(self.id)
+            spec = copy.deepcopy(gymnasium.spec(f"{ram[1]}-v5"))
+            spec.kwargs["obs_type"] = "ram"
+            return spec
         except gymnasium.error.DeprecatedEnv as error:
             raise UnknownName(f"{self.id!r} does not exist in this Gymnasium any more. {error}") from error
         except gymnasium.error.UnregisteredEnv as error:
@@ -161,7 +169,9 @@ def _register_atari(env_id: str) -> None:
     base = env_id.partition("-v")[0]
     wanted = env_id.startswith("ALE/") or base.endswith(("NoFrameskip", "Deterministic"))
     if wanted and env_id not in gymnasium.registry and importlib.util.find_spec("ale_py") is not None:
-        gymnasium.register_envs(importlib.import_module("ale_py"))
+        ale = importlib.import_module("ale_py")
+        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # a banner for every row otherwise
+        gymnasium.register_envs(ale)
 
 
 def legacy_gym() -> str | None:

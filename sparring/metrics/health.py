@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from sparring.metrics.registry import EPISODIC
+
 KEPT = 512
 """Points of a metric that windows can see; at most twice as many are stored."""
 HEAD = 8
@@ -403,7 +405,6 @@ class Engine:
 
 ANY = "*"
 """The need of a rule that looks at every record."""
-EPISODIC = frozenset({"rollout/ep_rew_mean", "rollout/ep_len_mean"})
 ALWAYS = frozenset(
     {
         "rollout/ep_rew_mean",

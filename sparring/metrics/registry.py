@@ -6,7 +6,7 @@ TIMESTEPS = "time/total_timesteps"
 
 METRICS: dict[str, str] = {
     "rollout/ep_rew_mean": "Mean return of the last `stats_window_size` finished episodes; absent until the "
-    "window is full.",
+    "first has finished.",
     "rollout/ep_len_mean": "Mean length of the same episodes, in steps.",
     "rollout/episodes": "Episodes finished since training began.",
     "rollout/window_episodes": "Finished episodes in the window so far; at most `stats_window_size`.",
@@ -121,6 +121,8 @@ METRICS: dict[str, str] = {
     "async/actors_replaced": "Actors that died or hung and were replaced, since the process began.",
 }
 
+EPISODIC = frozenset({"rollout/ep_rew_mean", "rollout/ep_len_mean"})
+"""Metrics of finished episodes: absent before the first."""
 SPARSE = frozenset({"stats/update_size", "stats/dead_units", "stats/feature_rank"})
 """Metrics that are NaN in an iteration in which nobody looked."""
 OF_UPDATES = SPARSE | {

@@ -57,6 +57,9 @@ def test_what_was_not_looked_at_is_left_out() -> None:
     assert measured(values) == {"train/n_updates": 3.0, "stats/q_abs_max": 1.0}
     filling = {"train/n_updates": 0.0, "rollout/episodes": 2.0, **dict.fromkeys(OF_UPDATES, 0.0)}
     assert measured(filling) == {"rollout/episodes": 2.0}
+    early = {"rollout/window_episodes": 0.0, "rollout/ep_rew_mean": 0.0, "rollout/ep_len_mean": 0.0}
+    assert measured(early) == {"rollout/window_episodes": 0.0}
+    assert measured(early | {"rollout/window_episodes": 1.0})["rollout/ep_rew_mean"] == 0.0
 
 
 def test_a_look_that_is_not_due_is_nan() -> None:

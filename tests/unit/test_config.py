@@ -121,8 +121,11 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         return SCHEDULES
     if hint == Schedulable | None:
         return st.none() | SCHEDULES
+    if hint == Schedulable | tuple[float, ...]:
+        return SCHEDULES | strategy(tuple[float, ...])
     if typing.get_origin(hint) is tuple:
-        return st.lists(st.integers(1, 512), max_size=3).map(tuple)
+        item = strategy(str) if str in typing.get_args(hint) else st.integers(1, 512)
+        return st.lists(item, max_size=3).map(tuple)
     return {
         bool: st.booleans(),
         int: st.integers(-1, 2**31),
