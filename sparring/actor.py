@@ -122,6 +122,13 @@ class Told(NamedTuple):
     NaN before the first"""
 
 
+class Shaped(NamedTuple):
+    """Returns as every head was rewarded: of episodes in progress, and of the last W that ended."""
+
+    total: Float[Array, "B H"]
+    window: Float[Array, "W H"]
+
+
 class Episodes(NamedTuple):
     """Returns and lengths: of the episodes in progress, and of the last W that ended."""
 
@@ -133,10 +140,18 @@ class Episodes(NamedTuple):
     """Episodes that ended so far; the window is full from W on."""
     told: Told | None = None
     """where the environment tells numbers"""
+    shaped: Shaped | None = None
+    """where the algorithm shapes rewards"""
 
 
-def start_episodes(rows: int, window: int, info: Any = None) -> Episodes:
-    """No episode has ended; `info` has the names of what the environment tells."""
+def shaped(algo: Any, weights: Any, reward: Float[Array, "*N"]) -> Float[Array, "*N H"] | None:
+    """The reward as every head of the algorithm sees it; None for one that shapes nothing."""
+    return algo.shaped(weights, reward) if hasattr(algo, "shaped") else None
+
+
+def start_episodes(rows: int, window: int, info: Any = None, heads: int = 0) -> Episodes:
+    """No episode has ended; `info` has the names of what the environment tells, `heads` see rewards of
+    their own."""
     told = None
     if info is not None:
         told = Told({n: jnp.zeros(rows) for n in info}, {n: jnp.full(3, jnp.nan) for n in info})
@@ -147,6 +162,7 @@ def start_episodes(rows: int, window: int, info: Any = None) -> Episodes:
         jnp.zeros(window, jnp.int32),
         jnp.zeros((), jnp.int32),
         told,
+        Shaped(jnp.zeros((rows, heads)), jnp.zeros((window, heads))) if heads else None,
     )
 
 
@@ -158,7 +174,12 @@ def forget(episodes: Episodes, lost: Any) -> Episodes:
 
     told = episodes.told
     told = None if told is None else told._replace(total={n: without(x) for n, x in told.total.items()})
-    return episodes._replace(total=without(episodes.total), length=without(episodes.length), told=told)
+    heads = episodes.shaped
+    if heads is not None:
+        heads = heads._replace(total=jnp.where(lost[:, None], 0.0, heads.total))
+    return episodes._replace(
+        total=without(episodes.total), length=without(episodes.length), told=told, shaped=heads
+    )
 
 
 def _count_told(told: Told, info: Any, over: Array, mask: Array, lengths: Array) -> Told:
@@ -189,8 +210,26 @@ def told_means(episodes: Episodes) -> dict[str, Array]:
     return {f"env/{name}_{kind}": x[i] for name, x in ended.items() for i, kind in enumerate(kinds)}
 
 
-def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
-    """The bookkeeping after a rollout; an episode that was lost leaves no trace in the window."""
+def _running(
+    total: Float[Array, " B"], reward: Float[Array, "T B"], over: Array, mask: Array
+) -> tuple[Float[Array, " B"], Float[Array, "T B"]]:
+    """Returns of the episodes in progress, after the rollout and after each of its steps."""
+
+    def step(total: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        reward_t, over_t, mask_t = now
+        total = total + jnp.where(mask_t, reward_t, 0.0)
+        return jnp.where(over_t, 0.0, total), total
+
+    return jax.lax.scan(step, total, (reward, over, mask))
+
+
+def count_episodes(
+    episodes: Episodes, rollout: Transition, rewards: Float[Array, "T B H"] | None = None
+) -> Episodes:
+    """The bookkeeping after a rollout; an episode that was lost leaves no trace in the window.
+
+    `rewards` are those that each head sees, where the algorithm shapes them.
+    """
     over = rollout.terminated | rollout.truncated
     mask = jnp.ones_like(over) if rollout.mask is None else rollout.mask
     steps = jnp.ones_like(over, jnp.int32) if rollout.elapsed is None else rollout.elapsed.astype(jnp.int32)
@@ -213,6 +252,12 @@ def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
         told = block(_count_told)(told, rollout.info, over, mask, lengths)
     fits = counts & (rank > rank[-1] - window)
     place = jnp.where(fits, (episodes.finished + rank - 1) % window, window)
+    heads = episodes.shaped
+    if heads is not None and rewards is not None:
+        each = jax.vmap(_running, in_axes=(1, 2, None, None), out_axes=(1, 2))
+        running, after = each(heads.total, rewards, over, mask)
+        after = after.reshape(-1, after.shape[-1])
+        heads = Shaped(running, heads.window.at[place].set(after, mode="drop"))
     return Episodes(
         total,
         length,
@@ -220,6 +265,7 @@ def count_episodes(episodes: Episodes, rollout: Transition) -> Episodes:
         episodes.window_length.at[place].set(lengths.reshape(-1), mode="drop"),
         episodes.finished + rank[-1],
         told,
+        heads,
     )
 
 
@@ -232,3 +278,14 @@ def window_mean(episodes: Episodes) -> tuple[Array, Array, Array]:
     mean = jnp.sum(jnp.where(kept, episodes.window_return, 0.0)) / safe
     length = jnp.sum(jnp.where(kept, episodes.window_length, 0)) / safe
     return mean, length, count
+
+
+def shaped_means(episodes: Episodes) -> dict[str, Array]:
+    """Mean return of the same episodes as every head was rewarded, as metrics."""
+    if episodes.shaped is None:
+        return {}
+    window = episodes.shaped.window
+    count = jnp.minimum(episodes.finished, window.shape[0])
+    kept = (jnp.arange(window.shape[0]) < count)[:, None]
+    mean = jnp.sum(jnp.where(kept, window, 0.0), axis=0) / jnp.maximum(count, 1)
+    return {f"rollout/shaped_rew_mean_{head + 1}": mean[head] for head in range(window.shape[1])}

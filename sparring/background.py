@@ -10,9 +10,12 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from sparring.envs.worker_process import follow_parent
 from sparring.envs.workers import quiet_start
@@ -54,6 +57,8 @@ class Request(NamedTuple):
     """where a film of the first agent goes; such a request is not evaluated"""
     grid: int = 1
     """episodes side by side in the film"""
+    points: tuple[np.ndarray | None, ...] = ()
+    """[B, C]: the behaviours of each seed's rows now, as its controller has chosen them; None without one"""
 
 
 class Answer(NamedTuple):
@@ -62,6 +67,8 @@ class Answer(NamedTuple):
     request: Request
     greedy: tuple[Evaluation, ...]
     sampled: tuple[Evaluation, ...]
+    more: tuple[dict[str, float], ...] = ()
+    """metrics of each agent beyond these two"""
 
 
 class BackgroundEvaluator:
@@ -271,15 +278,23 @@ def serve(pipe: Connection, stage: Stage) -> None:
             env.close()
 
 
-def play(env: Any, stage: Stage, request: Request) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...]]:
-    """Greedy and sampled episodes of every agent of a request."""
+def play(
+    env: Any, stage: Stage, request: Request
+) -> tuple[tuple[Evaluation, ...], tuple[Evaluation, ...], tuple[dict[str, float], ...]]:
+    """Greedy and sampled episodes of every agent of a request, and what its algorithm wants besides."""
+    from sparring.evaluation.behaviours import validation
     from sparring.model import Agent
 
     agents = [Agent.load(place, trusted=stage.trusted) for place in request.places]
     pairs = list(zip(agents, request.seeds, strict=True))
     greedy = tuple(agent.evaluate(env, stage.episodes, seed) for agent, seed in pairs)
     sampled = tuple(agent.evaluate(env, stage.episodes, seed, deterministic=False) for agent, seed in pairs)
-    return greedy, sampled
+
+    def besides(agent: Agent, seed: int, points: np.ndarray | None) -> dict[str, float]:
+        return validation(agent.algo, partial(agent.evaluate, env, stage.episodes, seed), points)
+
+    more = tuple(besides(*pair, points) for pair, points in zip(pairs, request.points, strict=False))
+    return greedy, sampled, more
 
 
 def shoot(stage: Stage, request: Request) -> None:

@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from sparring import actor
 from sparring.background import Answer, BackgroundEvaluator, Request, discard
 from sparring.config import configuration
 from sparring.drivers.loop import Driver
 from sparring.errors import ConfigError, DivergedError
+from sparring.evaluation.behaviours import validation
 from sparring.evaluation.evaluator import Evaluation, evaluate
 from sparring.metrics.performance import shares
 from sparring.metrics.registry import EPISODIC, OF_UPDATES, SPARSE
@@ -367,7 +370,12 @@ class Session:
         places = tuple(self.directory.snapshots / f"{self.steps}-{i}" for i in range(len(seeds)))
         for index, place in enumerate(places):
             self.save_agent(place, index, False)
-        return Request(self.steps, self.progress.seconds, places, seeds)
+        return Request(self.steps, self.progress.seconds, places, seeds, points=self._points())
+
+    def _points(self) -> tuple[Any, ...]:
+        """The behaviours that each seed's controller has chosen for its rows; None without one."""
+        chosen = (actor.point(self.driver.state(index).actor) for index in range(len(self.driver.seeds)))
+        return tuple(None if point is None else np.asarray(point) for point in chosen)
 
     def _played_here(self, seeds: tuple[int, ...]) -> Answer:
         algo, episodes = self.driver.algo, self.settings.n_eval_episodes
@@ -380,7 +388,12 @@ class Session:
             )
 
         request = Request(self.steps, self.progress.seconds, (), seeds)
-        return Answer(request, all_of_them(deterministic=True), all_of_them(deterministic=False))
+        greedy, sampled = all_of_them(deterministic=True), all_of_them(deterministic=False)
+        more = tuple(
+            validation(algo, partial(evaluate, algo, w, self.eval_env, episodes, seed), points)
+            for w, seed, points in zip(weights, seeds, self._points(), strict=True)
+        )
+        return Answer(request, greedy, sampled, more)
 
     def _answered(self) -> bool:
         """Takes what the evaluating process has found; True when the task is solved."""
@@ -393,13 +406,21 @@ class Session:
     def _judge(self, answer: Answer) -> bool:
         """Records an evaluation and keeps the agent when it is the best; True when the task is solved."""
         request = answer.request
-        for index, (greedy, sampled) in enumerate(zip(answer.greedy, answer.sampled, strict=True)):
+        each = zip(answer.greedy, answer.sampled, answer.more, strict=True)
+        for index, (greedy, sampled, more) in enumerate(each):
             values = {
                 "eval/mean_reward": greedy.mean,
+                "eval/std_reward": greedy.std,
                 "eval/mean_ep_length": float(greedy.lengths.mean()),
                 "eval/stochastic_mean_reward": sampled.mean,
+                "eval/stochastic_std_reward": sampled.std,
                 "eval/stochastic_mean_ep_length": float(sampled.lengths.mean()),
+                "eval/episodes": len(greedy.returns),
             }
+            if greedy.shaped is not None:
+                by_head = enumerate(greedy.shaped.mean(axis=0), 1)
+                values |= {f"eval/shaped_mean_reward_{head}": float(mean) for head, mean in by_head}
+            values |= more
             if self.evaluator is not None:
                 values |= {"eval/dropped": self.evaluator.dropped, "eval/restarts": self.evaluator.restarts}
             Tee([*self.sinks, *self.displays]).write(request.step, request.seconds, values, index)
@@ -595,7 +616,7 @@ def measured(values: dict[str, float]) -> dict[str, float]:
         n: x for n, x in values.items() if math.isfinite(x) or not (n in SPARSE or n.startswith("env/"))
     }
     if values.get("rollout/window_episodes") == 0:
-        values = {n: x for n, x in values.items() if n not in EPISODIC}
+        values = {n: x for n, x in values.items() if not n.startswith(EPISODIC)}
     if values.get("train/n_updates") != 0:
         return values
     return {n: x for n, x in values.items() if not n.startswith(LEARNED) and n not in OF_UPDATES}

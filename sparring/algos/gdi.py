@@ -207,14 +207,15 @@ class GDI(Controlled):
         return range(1, self.components + 1)
 
     def behaviour(self, point: Float[Array, "B C"]) -> Behaviour:
-        """How rows act at these points; what nothing chose is the target policy's, or an even mixture."""
+        """How rows act at these points; a sharpness that nothing chose is NaN and the target policy's, a
+        mixture that nothing chose is even."""
         given = {name: point[:, c] for c, name in enumerate(self.space.names)}
 
         def chosen(names: list[str], default: Any) -> Float[Array, "B P"]:
             even = jnp.full(point.shape[0], default)
             return jnp.stack([given.get(name, even) for name in names], axis=-1)
 
-        sharpness = chosen([f"inverse_tau_{n}" for n in self._numbers], 1.0 / self.config.target_temperature)
+        sharpness = chosen([f"inverse_tau_{n}" for n in self._numbers], jnp.nan)
         if self.config.variant == "lbc":
             omega = chosen([f"omega_{n}" for n in self._numbers], 1.0) + 1e-6
             mixture = omega / jnp.sum(omega, axis=-1, keepdims=True)
@@ -222,6 +223,10 @@ class GDI(Controlled):
             epsilon = chosen(["epsilon"], 0.5)
             mixture = jnp.concatenate([epsilon, 1.0 - epsilon], axis=-1)
         return Behaviour(sharpness=sharpness, mixture=mixture)
+
+    def shaped(self, weights: PolicyWeights, reward: Float[Array, "*N"]) -> Float[Array, "*N H"]:
+        """The reward as every head sees it now, but for a running normalisation."""
+        return shaped(self.config, reward * weights.reward_scale, self.heads)
 
     def check(self) -> list[str]:
         """Refuses impossible settings; returns warnings about unwise ones."""
@@ -275,7 +280,10 @@ class GDI(Controlled):
         return resolve(self.config, state.iteration / self.horizon)
 
     def policy(self, state: TrainState) -> PolicyWeights:
-        return PolicyWeights(state.nets, state.moments, sight.clip(self._now(state), state.moments))
+        c = self._now(state)
+        sharpness = jnp.asarray(1.0 / c.target_temperature, jnp.float32)
+        scale = jnp.asarray(c.reward_scale, jnp.float32)
+        return PolicyWeights(state.nets, state.moments, sight.clip(c, state.moments), sharpness, scale)
 
     def carry(self, rows: int) -> Carry:
         return values.start_carry(self.spec, self.config, rows)
@@ -292,7 +300,8 @@ class GDI(Controlled):
             parts = jnp.repeat(parts, self.components, axis=1)
         sharpness, mixture = behaviour.sharpness, behaviour.mixture
         if sharpness is None:
-            sharpness = jnp.full((rows, self.components), 1.0 / self.config.target_temperature)
+            sharpness = jnp.full((rows, self.components), jnp.nan)
+        sharpness = jnp.where(jnp.isnan(sharpness), weights.sharpness, sharpness)
         if mixture is None:
             mixture = jnp.full((rows, self.components), 1.0 / self.components)
         log_parts = policies.log_policy(parts, sharpness)

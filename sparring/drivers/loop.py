@@ -81,7 +81,8 @@ def _starter() -> Any:
     def fresh(algo: Algorithm, key: Key, shapes: Any, structure: Any, window: int, keeps: bool) -> Learner:
         example = jax.tree.unflatten(structure, shapes)
         train = algo.init(keys.once(key, keys.INIT))
-        episodes = actor.start_episodes(example.reward.shape[1], window, example.info)
+        heads = getattr(algo, "heads", 0) if hasattr(algo, "shaped") else 0
+        episodes = actor.start_episodes(example.reward.shape[1], window, example.info, heads)
         return Learner(train, algo.replay.init(learned(example)) if keeps else Memory(()), episodes)
 
     return jax.jit(fresh, static_argnums=(2, 3, 4, 5), compiler_options=once_options())
@@ -156,7 +157,8 @@ def _absorbed(
 ) -> tuple[Learner, Metrics]:
     """The learner after the rollout's statistics and episodes, and all metrics."""
     train = algo.absorb(learner.train, learned(rollout))
-    episodes = actor.count_episodes(learner.episodes, rollout)
+    rewards = actor.shaped(algo, algo.policy(learner.train), rollout.reward)
+    episodes = actor.count_episodes(learner.episodes, rollout, rewards)
     mean, length, count = actor.window_mean(episodes)
     metrics = {
         **metrics,
@@ -167,6 +169,7 @@ def _absorbed(
         "rollout/window_episodes": count,
         "rollout/episodes": episodes.finished,
         **actor.told_means(episodes),
+        **actor.shaped_means(episodes),
     }
     return learner._replace(train=train, episodes=episodes), metrics
 

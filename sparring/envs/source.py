@@ -62,7 +62,7 @@ class GymId:
         return self.id
 
     def registered(self) -> Any:
-        """Gymnasium's own specification of the id; `ALE/Pong-ram-v5` is `ALE/Pong-v5` seen through its RAM."""
+        """Gymnasium's specification of the id; `ALE/Pong-ram-v5` is `ALE/Pong-v5` seen through its RAM."""
         _register_atari(self.id)
         try:
             ram = ATARI_RAM.fullmatch(self.id)

@@ -42,15 +42,43 @@ class Map(NamedTuple):
 
 def heads(agent: Any, env: Any, episodes: int, seed: int) -> dict[str, Evaluation]:
     """Greedy episodes by each head, and by all of them together."""
-    count = getattr(agent.algo, "heads", 1)
-    if count < 2:
-        return {}
+    told = {
+        str(number): agent.evaluate(env, episodes, seed, True, behave)
+        for number, behave in _alone(agent.algo).items()
+    }
+    return {**told, "+".join(told): agent.evaluate(env, episodes, seed, True)} if told else {}
+
+
+Play = Callable[[bool, Callable[[int], Behaviour]], Evaluation]
+"""Episodes, greedy or not, of rows that behave so."""
+
+
+def validation(algo: Any, play: Play, points: np.ndarray | None) -> dict[str, float]:
+    """Metrics of an evaluation beyond the usual two: every head alone, and the controller's choices.
+
+    `points` [N, C] are the behaviours that the controller has chosen.
+    """
+    values = {
+        f"eval/head_{number}_mean_reward": play(True, behave).mean for number, behave in _alone(algo).items()
+    }
+    if points is not None:
+        values["eval/bandit_mean_reward"] = play(False, _at(algo, points)).mean
+    return values
+
+
+def _alone(algo: Any) -> dict[int, Callable[[int], Behaviour]]:
+    """How rows act by one head, for each of several, counted from 1."""
 
     def by(head: int) -> Callable[[int], Behaviour]:
         return lambda rows: Behaviour(head=np.full(rows, head, np.int32))
 
-    told = {str(h + 1): agent.evaluate(env, episodes, seed, True, by(h)) for h in range(count)}
-    return {**told, "+".join(told): agent.evaluate(env, episodes, seed, True)}
+    count = getattr(algo, "heads", 1)
+    return {head + 1: by(head) for head in range(count)} if count > 1 else {}
+
+
+def _at(algo: Any, points: np.ndarray) -> Callable[[int], Behaviour]:
+    """How rows act at these points, over and over."""
+    return lambda rows: actor.behaviour(algo, jnp.asarray(points[np.arange(rows) % len(points)]))
 
 
 def over_indices(agent: Any, env: Any, episodes: int, seed: int, rows: int) -> Map:

@@ -19,6 +19,7 @@ from sparring.evaluation.statistics import interval
 from sparring.metrics import charts, performance, sqlite, wandb_history
 from sparring.metrics.advice import Commands
 from sparring.metrics.health import Alert, Context, Engine, Rule, replay
+from sparring.metrics.registry import EPISODIC
 from sparring.metrics.rules import EVAL, RETURN, RULES, SAMPLED
 from sparring.runs.directory import RunDirectory
 
@@ -179,7 +180,7 @@ def _curves(records: Iterable[tuple[int, int, Mapping[str, float]]]) -> Curves:
     for step, _, values in records:
         begun = values.get("rollout/window_episodes", 1.0) > 0
         for name, value in values.items():
-            if math.isfinite(value) and (begun or not name.startswith("rollout/ep_")):
+            if math.isfinite(value) and (begun or not name.startswith(EPISODIC)):
                 sums[name][step].append(value)
     return {
         name: (np.array(list(points), np.int64), np.array([float(np.mean(v)) for v in points.values()]))

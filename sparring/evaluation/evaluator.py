@@ -31,6 +31,8 @@ class Evaluation(NamedTuple):
     returns: np.ndarray
     lengths: np.ndarray
     deterministic: bool
+    shaped: np.ndarray | None = None
+    """[N, H]: the same returns as every head is rewarded; None where the algorithm shapes nothing"""
 
     @property
     def mean(self) -> float:
@@ -75,17 +77,17 @@ def evaluate(
     behaviour = Behaviour() if behave is None else behave(rows)
     behaviour = behaviour._replace(greedy=np.full(rows, deterministic))  # data: one program serves both kinds
     if isinstance(env, JaxEnv):
-        returns, lengths = _play(env, algo, weights, behaviour, key)
-        return Evaluation(np.asarray(returns), np.asarray(lengths), deterministic)
+        returns, lengths, shaped = jax.tree.map(np.asarray, _play(env, algo, weights, behaviour, key))
+        return Evaluation(returns, lengths, deterministic, shaped)
     player = Player(algo, weights, behaviour, key)
-    returns, lengths = _hosted(player, env, episodes, seed + SEED_OFFSET)
-    return Evaluation(returns, lengths, deterministic)
+    returns, lengths, shaped = _hosted(player, env, episodes, seed + SEED_OFFSET)
+    return Evaluation(returns, lengths, deterministic, shaped)
 
 
 @partial(jax.jit, static_argnums=0)
 def _play(
     env: JaxEnv, algo: Algorithm, weights: Any, behaviour: Behaviour, key: Key
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Every row's first episode, all rows together."""
     rows = jax.tree.leaves(behaviour)[0].shape[0]
     reset_key, act_key, env_key = (keys.derive(key, tag) for tag in (keys.RESET, keys.ACT, keys.ENV))
@@ -95,11 +97,16 @@ def _play(
     def going(carry: tuple[Any, ...]) -> jax.Array:
         return jnp.any(carry[3]) & (carry[0] < longest)
 
+    def earned(reward: jax.Array, alive: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        counted = jnp.where(alive, reward, 0.0)
+        heads = actor.shaped(algo, weights, counted)
+        return counted, None if heads is None else jnp.where(alive[:, None], heads, 0.0)
+
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         t, state, env_state, alive, total, length = carry
         action, _, memory = actor.act(algo, weights, state, behaviour, keys.derive(act_key, t))
         env_state, timestep = batched.step(env, env_state, action, keys.derive(env_key, t))
-        total = total + jnp.where(alive, timestep.reward, 0.0)
+        total = jax.tree.map(jnp.add, total, earned(timestep.reward, alive))
         length = length + alive
         alive = alive & ~(timestep.terminated | timestep.truncated)
         return t + 1, actor.observe(state, memory, timestep), env_state, alive, total, length
@@ -109,11 +116,12 @@ def _play(
         actor.start(algo, timestep),
         env_state,
         jnp.ones(rows, bool),
-        jnp.zeros(rows),
+        earned(jnp.zeros(rows), jnp.zeros(rows, bool)),
         jnp.zeros(rows, jnp.int32),
     )
     *_, total, length = jax.lax.while_loop(going, step, start)
-    return total, length
+    returns, shaped = total
+    return returns, length, shaped
 
 
 class Player:
@@ -141,6 +149,11 @@ class Player:
         self._t += 1
         return np.asarray(action)
 
+    def shaped(self, reward: np.ndarray) -> np.ndarray | None:
+        """Rewards as every head sees them; None where the algorithm shapes nothing."""
+        heads = actor.shaped(self._algo, self._weights, jnp.asarray(reward, jnp.float32))
+        return None if heads is None else np.asarray(heads)
+
 
 def alone(deterministic: bool) -> Behaviour:
     """The behaviour of a single row."""
@@ -154,8 +167,10 @@ def _act(
     return actor.act(algo, weights, state, behaviour, key)
 
 
-def _hosted(player: Player, env: HostEnv, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns and lengths, row by row."""
+def _hosted(
+    player: Player, env: HostEnv, episodes: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Returns, lengths and shaped returns, row by row."""
     rows = env.spec.rows
     # A fixed share per row: taking whichever episodes end first would favour short ones.
     share = np.array([episodes // rows + (row < episodes % rows) for row in range(rows)])
@@ -163,8 +178,11 @@ def _hosted(player: Player, env: HostEnv, episodes: int, seed: int) -> tuple[np.
     total, length = np.zeros(rows), np.zeros(rows, int)
     returns: list[list[float]] = [[] for _ in range(rows)]
     lengths: list[list[int]] = [[] for _ in range(rows)]
+    rewards: list[np.ndarray] = []
+    spans: list[list[slice]] = [[] for _ in range(rows)]
     while any(len(done) < n for done, n in zip(returns, share, strict=True)):
         timestep = env.step(player.act(timestep))
+        rewards.append(np.array(timestep.reward))
         over = timestep.terminated | timestep.truncated | (length + 1 >= LONGEST)
         if timestep.lost is not None:
             total[timestep.lost], length[timestep.lost] = 0.0, 0
@@ -176,5 +194,10 @@ def _hosted(player: Player, env: HostEnv, episodes: int, seed: int) -> tuple[np.
             if len(returns[row]) < share[row]:
                 returns[row].append(float(total[row]))
                 lengths[row].append(int(length[row]))
+                spans[row].append(slice(len(rewards) - int(length[row]), len(rewards)))
             total[row], length[row] = 0.0, 0
-    return np.array([r for done in returns for r in done]), np.array([n for done in lengths for n in done])
+    shaped = player.shaped(np.stack(rewards))
+    if shaped is not None:
+        shaped = np.array([shaped[span, row].sum(axis=0) for row in range(rows) for span in spans[row]])
+    flat_returns, flat_lengths = ([x for done in each for x in done] for each in (returns, lengths))
+    return np.array(flat_returns), np.array(flat_lengths), shaped

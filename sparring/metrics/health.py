@@ -285,7 +285,7 @@ class Engine:
         history = self._history.setdefault(seed, {})
         self.steps[seed] = max(step, self.steps.get(seed, 0))
         for name in self._wanted.intersection(values):
-            if name in EPISODIC and values.get("rollout/window_episodes", EPISODES) < EPISODES:
+            if name.startswith(EPISODIC) and values.get("rollout/window_episodes", EPISODES) < EPISODES:
                 continue  # a mean over few episodes, or a placeholder before the first has ended
             value = values[name]
             if math.isfinite(value):
@@ -333,7 +333,7 @@ class Engine:
             return f"setting {', '.join(unknown)} is not known or is none"
         seen = {name for history in self._history.values() for name in history}
         if absent := [name for name in rule.needs if name not in seen and name != ANY]:
-            few = f" over at least {EPISODES} episodes" if EPISODIC.intersection(absent) else ""
+            few = f" over at least {EPISODES} episodes" if any(n.startswith(EPISODIC) for n in absent) else ""
             return f"no {', '.join(absent)}{few}"
         if rule.one_of and not seen.intersection(rule.one_of):
             return f"no {' or '.join(rule.one_of)}"

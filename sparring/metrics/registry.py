@@ -8,6 +8,7 @@ METRICS: dict[str, str] = {
     "rollout/ep_rew_mean": "Mean return of the last `stats_window_size` finished episodes; absent until the "
     "first has finished.",
     "rollout/ep_len_mean": "Mean length of the same episodes, in steps.",
+    "rollout/shaped_rew_mean_1": "Mean of the same returns as head 1 is rewarded; `_2` for head 2 (GDI).",
     "rollout/episodes": "Episodes finished since training began.",
     "rollout/window_episodes": "Finished episodes in the window so far; at most `stats_window_size`.",
     "rollout/exploration_rate": "Share of random choices (DQN and PQN).",
@@ -75,6 +76,9 @@ METRICS: dict[str, str] = {
     "eval/stochastic_mean_reward": "Mean return of evaluation episodes with sampled actions.",
     "eval/stochastic_std_reward": "Standard deviation of the same returns.",
     "eval/stochastic_mean_ep_length": "Mean length of the same episodes, in steps.",
+    "eval/shaped_mean_reward_1": "Mean return of the deterministic episodes as head 1 is rewarded (GDI).",
+    "eval/head_1_mean_reward": "Mean return of episodes played greedily by head 1 alone (GDI).",
+    "eval/bandit_mean_reward": "Mean return of episodes at the behaviours that the controller has chosen.",
     "eval/dropped": "Snapshots that were not evaluated, because the evaluating process was busy.",
     "eval/restarts": "Times the evaluating process died and was started again.",
     "eval/best_fresh_reward": "Mean return of the best agent on fresh episodes, at the end.",
@@ -121,8 +125,8 @@ METRICS: dict[str, str] = {
     "async/actors_replaced": "Actors that died or hung and were replaced, since the process began.",
 }
 
-EPISODIC = frozenset({"rollout/ep_rew_mean", "rollout/ep_len_mean"})
-"""Metrics of finished episodes: absent before the first."""
+EPISODIC = ("rollout/ep_", "rollout/shaped_")
+"""How metrics of finished episodes begin; they are absent before the first."""
 SPARSE = frozenset({"stats/update_size", "stats/dead_units", "stats/feature_rank"})
 """Metrics that are NaN in an iteration in which nobody looked."""
 OF_UPDATES = SPARSE | {

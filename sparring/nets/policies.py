@@ -65,6 +65,10 @@ class PolicyWeights(NamedTuple):
     moments: Moments | None
     clip: Any
     """bound of normalised observations now"""
+    sharpness: Float[Array, ""]
+    """1 / temperature of the target policies now"""
+    reward_scale: Float[Array, ""]
+    """factor on rewards now"""
 
 
 def build(

@@ -6,12 +6,32 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from conftest import agent
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sparring import actor
 from sparring.bandit.space import Coordinate, Space
 from sparring.cli.main import main
+from sparring.envs import registry
+from sparring.envs.classic.cartpole import CartPole
 from sparring.evaluation.behaviours import Map
+from sparring.evaluation.evaluator import evaluate
+from sparring.metrics import sqlite
+from sparring.types import Transition
+
+VALIDATION = (
+    "eval/mean_reward",
+    "eval/shaped_mean_reward_1",
+    "eval/shaped_mean_reward_2",
+    "eval/head_1_mean_reward",
+    "eval/head_2_mean_reward",
+    "eval/bandit_mean_reward",
+)
+SHAPING = 'shaping=["optimistic","compressive"]'
 
 
 def test_means_by_cell() -> None:
@@ -28,8 +48,15 @@ def test_a_trained_agents_map(tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
     tiny = ["net_arch=[8]", "n_envs=4", "train_freq=8", "sequence_length=8", "batch_size=4", "eval_freq=-1"]
     start = ["train", "gdi", "CartPole-v1", "--total-timesteps", "256", "--run-dir", str(run), "--quiet"]
-    assert main([*start, "--set", *tiny, "n_eval_episodes=2", "learning_starts=64"]) == 0
+    assert (
+        main([*start, "--set", *tiny, "n_eval_episodes=2", "learning_starts=64", "reward_scale=1", SHAPING])
+        == 0
+    )
     capsys.readouterr()
+    known = {name: sqlite.read(run / "metrics.sqlite", name).values[-1] for name in VALIDATION}
+    for head, factor in (("1", 2 * np.log(2)), ("2", 2**0.25 - 1 + 0.001)):  # a reward is always 1
+        assert known[f"eval/shaped_mean_reward_{head}"] == pytest.approx(known["eval/mean_reward"] * factor)
+    assert 8 <= known["eval/bandit_mean_reward"] <= 500
     picture = tmp_path / "map.png"
     assert main(["behaviours", str(run), "--episodes", "32", "-o", str(picture), "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -41,3 +68,34 @@ def test_a_trained_agents_map(tmp_path: Path, capsys: Any) -> None:
     }
     assert told["episodes"] == 32
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_shaped_returns_are_sums_over_whole_episodes(seed: int) -> None:
+    steps, rows, window = 12, 2, 3
+    rng = np.random.default_rng(seed)
+    rewards = rng.normal(size=(2 * steps, rows, 2)).astype(np.float32)
+    over = rng.random((2 * steps, rows)) < 0.2
+    ended, running = [], np.zeros((rows, 2))
+    for t in range(2 * steps):
+        running += rewards[t]
+        ended += [running[row].copy() for row in np.flatnonzero(over[t])]
+        running[over[t]] = 0.0
+    episodes = actor.start_episodes(rows, window, heads=2)
+    for part in (slice(0, steps), slice(steps, None)):  # an episode may cross the border of rollouts
+        rollout = Transition(
+            None, None, rewards[part, :, 0], over[part], np.zeros_like(over[part]), None, None
+        )
+        episodes = actor.count_episodes(episodes, rollout, rewards[part])
+    told = [float(x) for x in actor.shaped_means(episodes).values()]
+    expected = np.mean(ended[-window:], axis=0) if ended else np.zeros(2)
+    np.testing.assert_allclose(told, expected, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(episodes.shaped.total), running, atol=1e-5)
+
+
+def test_shaped_returns_of_a_host_environment() -> None:
+    algo = agent("gdi", CartPole(), 2, reward_scale=1.0, shaping=("none", "log"))
+    env = registry.host(registry.make("CartPole-v1", n_envs=2), 2)
+    found = evaluate(algo, algo.policy(algo.init(jax.random.key(0))), env, 5, 0)
+    np.testing.assert_allclose(found.shaped[:, 0], found.returns)
+    np.testing.assert_allclose(found.shaped[:, 1], found.returns * np.log(2), rtol=1e-5)
