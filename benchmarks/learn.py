@@ -8,6 +8,7 @@ A row that was interrupted resumes from its checkpoint. `benchmarks/report.py` w
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -37,6 +38,7 @@ def one(name: str, seed: int, out: Path, scratch: Path) -> None:
     from sparring.metrics import sqlite
     from sparring.model import Agent
     from sparring.runs import directory
+    from sparring.runs.provenance import processor
 
     row = rows()[name]
     values = {"eval_freq": -1, "n_eval_episodes": 1, **row.get("set", {})}
@@ -66,7 +68,8 @@ def one(name: str, seed: int, out: Path, scratch: Path) -> None:
         "train_seconds": sqlite.last(run.metrics, "time/time_elapsed") if run.metrics.exists() else None,
         **{k: {**e.as_json(), "returns": e.returns.tolist()} for k, e in scores.items()},
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
+        "date": datetime.date.today().isoformat(),
         "cores": os.cpu_count(),
         "settings": values,
     }

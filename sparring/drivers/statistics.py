@@ -68,6 +68,8 @@ def _observations(spec: EnvSpec, rollout: Transition, moments: Moments | None, c
     if moments is not None and moments.mean:
         flat = normalise(moments, {"": flat}, clip)[""]
         found["stats/obs_clipped"] = jnp.mean((jnp.abs(flat) >= clip).astype(jnp.float32))
+    elif space.dtype == "uint8":
+        flat = flat / 255.0
     flat = flat.reshape(-1, space.size)
     spread = jnp.std(flat, axis=0)
     return found | {

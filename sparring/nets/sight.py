@@ -315,8 +315,8 @@ def valued(
 
 
 def normalisable(space: Space) -> tuple[str, ...]:
-    """The leaves of an observation that are real numbers; pixels and choices are left alone."""
-    return tuple(name for name, part in parts(space) if isinstance(part, Box) and part.dtype != "uint8")
+    """The leaves of an observation that are numbers; images and choices are left alone."""
+    return tuple(name for name, part in parts(space) if isinstance(part, Box) and not part.is_image)
 
 
 def start_moments(spec: EnvSpec, config: AgentConfig) -> Moments | None:

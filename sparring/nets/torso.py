@@ -94,7 +94,7 @@ def _flat(space: Space, x: Array, frames: int) -> Array:
     """One leaf [..., (k), shape] as floats [..., k·width]."""
     inner: int
     match space:
-        case Box(dtype="uint8"):
+        case Box(dtype="uint8") if x.dtype == jnp.uint8:  # normalised bytes are real numbers already
             y, inner = x.astype(jnp.float32) / 255.0, len(space.shape)
         case Box():
             y, inner = x.astype(jnp.float32), len(space.shape)

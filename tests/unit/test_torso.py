@@ -9,9 +9,11 @@ import pytest
 from conftest import made_up
 
 from sparring.errors import ConfigError
+from sparring.nets import sight
 from sparring.nets.layers import ACTIVATIONS, MLP, Dense, NatureCNN, activation
 from sparring.nets.policy import PolicyConfig, build
 from sparring.nets.torso import Torso, image_shape, width
+from sparring.ops import statistics
 from sparring.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, zeros
 
 PIXELS = Box((36, 40, 3), 0, 255, "uint8")
@@ -49,6 +51,17 @@ def test_choices_are_one_hot_and_bytes_are_fractions():
     obs = {"a": jnp.array([2]), "b": jnp.array([[1, 0]]), "c": jnp.array([[51]], jnp.uint8)}
     got = Torso(jax.random.key(0), space, 1, None)(obs)
     np.testing.assert_allclose(got, [[0, 0, 1, 0, 1, 1, 0, 0.2]], rtol=1e-6)
+
+
+def test_bytes_that_are_no_image_are_normalised_like_numbers():
+    ram = Box((2,), 0, 255, "uint8")
+    assert sight.normalisable(ram) == ("",)
+    assert sight.normalisable(PIXELS) == ()
+    seen = jnp.array([[10, 200], [30, 200]], jnp.uint8)
+    moments = statistics.absorb(statistics.start({"": seen[0]}), {"": seen})
+    shown = sight.normalised(10.0, moments, ram, seen)
+    torso = Torso(jax.random.key(0), ram, 1, None)
+    np.testing.assert_allclose(torso(shown), [[-1.0, 0.0], [1.0, 0.0]], atol=1e-5)
 
 
 def test_a_dict_is_joined_in_the_order_of_its_names():
