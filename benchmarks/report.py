@@ -41,8 +41,8 @@ def learning() -> list[str]:
     ours, theirs, jax_peers = load("sparring"), load("sb3"), load("sbx")
     rows = tomllib.loads((HERE / "learn.toml").read_text())
     lines = [
-        "| row | environment | steps | seeds | deterministic | stochastic | RL-Zoo | SB3 or SBX, same protocol "
-        "(seeds) | target | met | steps/s | cores, date |",
+        "| row | environment | steps | seeds | deterministic | stochastic | RL-Zoo | SB3 or SBX, same "
+        "protocol (seeds) | target | met | steps/s | cores, date |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
@@ -212,11 +212,11 @@ def main() -> None:
         "",
         "## Learning",
         "",
-        "`make learn`, or `make learn ROW=cartpole-ppo` for one row. Every seed trains once on one core with the",
-        "preset of the command line; its *final* policy plays 100 episodes on fresh seeds. Scores are the",
-        "interquartile mean over seeds with a 95 % bootstrap interval. SB3 2.9.2 with RL-Zoo's settings",
-        "(`benchmarks/peers/run_learn.py`) is evaluated alike. RL-Zoo's own table is one run of each, on older",
-        "versions of some environments (LunarLander-v2, MuJoCo v3).",
+        "`make learn`, or `make learn ROW=cartpole-ppo` for one row. Every seed trains once on one core with",
+        "the preset of the command line; its *final* policy plays 100 episodes on fresh seeds. Scores are",
+        "the interquartile mean over seeds with a 95 % bootstrap interval. SB3 2.9.2 with RL-Zoo's settings",
+        "(`benchmarks/peers/run_learn.py`) is evaluated alike. RL-Zoo's own table is one run of each, on",
+        "older versions of some environments (LunarLander-v2, MuJoCo v3).",
         "",
         *learning(),
         "",
