@@ -75,6 +75,8 @@ THRESHOLDS: dict[str, Limit] = {
     "R27.still_improving": Limit(high=0.0, window=1, source="own"),
     "R28.policy_lag": Limit(high=2.0, window=20, patience=5, source="Sample Factory"),
     "R29.no_progress": Limit(low=3.0, window=10, patience=5, source="own"),
+    "R30.saturated_heads": Limit(low=0.01, window=10, patience=5, source="GDI: saturated logits"),
+    "R30.no_correction": Limit(high=0.9, window=10, patience=5, source="GDI: ratio = 1 everywhere"),
 }
 """Every threshold, its basis (P published, E engineering) and where it comes from."""
 
@@ -378,7 +380,7 @@ def _pooled_error(window: Window) -> float:
     span = 0.0 if returns is None else returns.high - returns.low
     error = math.sqrt(sum(d * d for d in known) / episodes) if known and episodes else 0.0
     score = max(abs(window.last(name) or 0.0) for name in (EVAL, SAMPLED))
-    return max(error, (0.1 if error else 0.2) * span, 0.05 * score, 1e-9)
+    return max(error, 0.2 * span, 0.05 * score, 1e-9)
 
 
 def _greedy_gap(window: Window) -> Reading | None:
@@ -498,8 +500,18 @@ def _still_improving(window: Window) -> Reading | None:
     return Reading(low - noise, f"return rises by {short(slope * span)} over the last {short(span)} steps")
 
 
+def _saturated_heads(window: Window) -> Reading | None:
+    """Entropy of the most decided head, in nats."""
+    heads = [window.values(f"train/entropy_{head}") for head in (1, 2)]
+    known = [(_middle(values), head) for head, values in enumerate(heads, 1) if values is not None]
+    if not known:
+        return None
+    value, head = min(known)
+    return Reading(value, f"entropy of head {head} {short(value)} nats")
+
+
 def _policy_lag(window: Window) -> Reading | None:
-    values = window.values("stats/policy_lag", 4 * window.limit.window, least=2 * window.limit.window)
+    values = window.values("async/staleness", 4 * window.limit.window, least=2 * window.limit.window)
     if values is None:
         return None
     half = len(values) // 2
@@ -947,7 +959,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "R28.policy_lag",
-        ("stats/policy_lag",),
+        ("async/staleness",),
         _policy_lag,
         "acting falls further behind learning",
         ("the learner is slower than the actors", "a queue that grows"),
@@ -961,6 +973,23 @@ RULES: tuple[Rule, ...] = (
         ("learning rate too low or too high", "no signal in the reward", "a bug in the algorithm"),
         CHECK_ALGO,
         CHECK_ENV,
+    ),
+    _rule(
+        "R30.saturated_heads",
+        (),
+        _saturated_heads,
+        "a head is certain of everything, so temperatures no longer make a difference",
+        ("target_temperature too low for the scale of rewards", "reward_scale too large"),
+        Advice("softer policies", "train/entropy_1 above 0.05", (("target_temperature", "*3"),)),
+        one_of=("train/entropy_1", "train/entropy_2"),
+    ),
+    _rule(
+        "R30.no_correction",
+        ("train/ratio_one",),
+        _median_of("train/ratio_one", "share of steps at which behaviour and target policy agree"),
+        "all behaviours act alike, so the bandit has nothing to choose",
+        ("saturated policies", "a space of behaviours that is one point"),
+        Advice("softer policies", "train/ratio_one below 0.6", (("target_temperature", "*3"),)),
     ),
 )
 

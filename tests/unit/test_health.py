@@ -66,7 +66,10 @@ def healthy(i: int) -> dict[str, float]:
         "bandit/snr": 9.0,
         "stats/q_disagreement": 0.1,
         "stats/priority_ess": 0.6,
-        "stats/policy_lag": 1.0,
+        "async/staleness": 1.0,
+        "train/entropy_1": 0.4,
+        "train/entropy_2": 0.4,
+        "train/ratio_one": 0.1,
         "stats/value_target_max": 9.0,
     }
 
@@ -137,7 +140,9 @@ FAULTS: dict[str, Edit] = {
     "R23.train_eval_gap": {"eval/stochastic_mean_reward": 10.0},
     "R24.collapse": {"rollout/ep_rew_mean": lambda i: 20 + 4 * i if i < 60 else 30.0},
     "R24.worse_than_start": {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 2) if i < 10 else 9.0},
-    "R28.policy_lag": {"stats/policy_lag": lambda i: 1.1**i},
+    "R28.policy_lag": {"async/staleness": lambda i: 1.1**i},
+    "R30.saturated_heads": {"train/entropy_2": lambda i: 0.4 * 0.9**i},
+    "R30.no_correction": {"train/ratio_one": lambda i: 1 - 0.9**i},
     "R29.no_progress": {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3)},
 }
 
