@@ -51,7 +51,7 @@ memory: $(VENV)/.dev
 	SPARRING_MEMORY=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/learn/test_memory.py
 
 learn: $(VENV)/.dev
-	$(BIN)/python benchmarks/learn.py $(if $(ROW),--row $(ROW))
+	$(BIN)/python benchmarks/learn.py $(if $(ROW),--row '$(ROW)')
 	$(BIN)/python benchmarks/report.py
 
 bench: $(VENV)/.dev

@@ -1,6 +1,7 @@
 """Learning results over seeds: every row × seed is one process and one JSON file, skipped when it exists.
 
     python benchmarks/learn.py [--row NAME] [--jobs 2]
+    python benchmarks/learn.py --row "lunarlander-gdi-*"     the study of GDI on LunarLander
 
 A row that was interrupted resumes from its checkpoint. `benchmarks/report.py` writes docs/benchmarks.md.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fnmatch
 import json
 import os
 import platform
@@ -82,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--row", action="append", help="only these rows")
+    parser.add_argument("--row", action="append", help="only these rows; * stands for anything")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--scratch", type=Path, default=HERE.parent / "runs" / "learn")
@@ -97,10 +99,12 @@ def main() -> None:
         one(name, seed, arguments.out / f"sparring-{name}-{seed}.json", arguments.scratch)
         return
     known = rows()
-    for name in arguments.row or []:
-        if name not in known:
-            sys.exit(f"There is no row {name!r}. Known: {', '.join(known)}")
-    chosen = arguments.row or list(known)
+    chosen: list[str] = []
+    for wanted in arguments.row or ["*"]:
+        found = fnmatch.filter(known, wanted)
+        if not found:
+            sys.exit(f"There is no row {wanted!r}. Known: {', '.join(known)}")
+        chosen += [name for name in found if name not in chosen]
     todo = [
         (name, seed)
         for name in chosen

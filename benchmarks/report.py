@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.evaluation.statistics import interval
+from sparring.evaluation.statistics import interval, probability_of_improvement
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
@@ -73,6 +73,21 @@ def learning() -> list[str]:
             f"| {score(results, 'stochastic')} | {zoo} | {peer} | {row['target']} | {met} "
             f"| {rate(results)} | {where(results)} |"
         )
+    return lines
+
+
+def study() -> list[str]:
+    """GDI's study on LunarLander, and its controls: the chance that a seed beats one of a uniform index."""
+    ours = load("sparring")
+    rows = tomllib.loads((HERE / "learn.toml").read_text())
+    lines = ["| row | what | deterministic | better than a uniform index |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        base = name.partition("-gdi-")[0] + "-gdi-uniform"
+        if "-gdi-" not in name or name not in ours or base not in ours:
+            continue
+        x, y = (np.array([[r["deterministic"]["mean"]] for r in ours[row]]) for row in (name, base))
+        chance = "" if name == base else f"{float(probability_of_improvement(x, y)):.2f}"
+        lines.append(f"| {name} | {row['target']} | {score(ours[name])} | {chance} |")
     return lines
 
 
@@ -219,6 +234,13 @@ def main() -> None:
         "older versions of some environments (LunarLander-v2, MuJoCo v3).",
         "",
         *learning(),
+        "",
+        "## GDI: the study of LunarLander, and what the bandit is worth",
+        "",
+        "`python benchmarks/learn.py --row '*-gdi-*'`. The last column is the probability of improvement: the",
+        "share of pairs of seeds in which the row beats a uniform choice of the index, a tie counting half.",
+        "",
+        *study(),
         "",
         "## Speed",
         "",
