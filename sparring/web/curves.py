@@ -8,11 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparring.evaluation.statistics import iqm
+from sparring.evaluation.statistics import curve_band, iqm
 from sparring.metrics.sqlite import Curve
-
-DRAWS = 2000
-"""Bootstrap samples behind a band."""
 
 
 class Band(NamedTuple):
@@ -31,7 +28,7 @@ def summarise(curves: Sequence[Curve], limit: int) -> Band:
     steps, times, values = align(curves)
     middle = iqm(values)
     kept = thin(middle, limit)
-    low, high = interval(values[kept]) if len(curves) > 1 else (None, None)
+    low, high = curve_band(values[kept].T)[1:] if len(curves) > 1 else (None, None)
     return Band(steps[kept], times[kept], middle[kept], low, high, len(curves))
 
 
@@ -68,21 +65,3 @@ def thin(values: np.ndarray, limit: int) -> np.ndarray:
         if len(finite) < len(stretch):
             kept.add(start + int(np.flatnonzero(~np.isfinite(stretch))[0]))
     return np.array(sorted(kept))
-
-
-def interval(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The percentile bootstrap's 95 % interval of the IQM at every point of [P, n].
-
-    Seeds are drawn by rank: sorted values indexed by sorted draws are sorted, so that the IQM of a draw is a
-    weighted sum and all points share one table of weights.
-    """
-    n = values.shape[-1]
-    ranks = np.sort(np.random.default_rng(seed).integers(0, n, (draws, n)), axis=-1)
-    trim = n // 4
-    middle = ranks[:, trim : n - trim]
-    weights = np.stack([(middle == rank).mean(-1) for rank in range(n)])
-    ordered = np.sort(values, axis=-1)
-    finite = np.isfinite(ordered).all(-1)  # a value that is not leaves no interval, whatever its weight
-    found = np.full((2, len(values)), np.nan)
-    found[:, finite] = np.percentile(ordered[finite] @ weights, [2.5, 97.5], axis=-1)
-    return found[0], found[1]

@@ -20,6 +20,7 @@ import pytest
 from cli_help import Shell
 
 from sparring.errors import ConfigError, StorageError
+from sparring.evaluation.statistics import curve_band
 from sparring.evaluation.statistics import interval as one_interval
 from sparring.metrics.sqlite import Curve, SqliteSink
 from sparring.runs import directory, sealed
@@ -104,7 +105,7 @@ def test_thinning_keeps_ends_extremes_and_gaps() -> None:
 
 def test_a_band_is_the_bootstrap_interval_of_the_iqm() -> None:
     values = np.random.default_rng(1).normal(size=(6, 9)).cumsum(0)
-    low, high = curves.interval(values, draws=20_000)
+    _, low, high = curve_band(values.T, samples=20_000)
     for row, a, b in zip(values, low, high, strict=True):
         exact = one_interval(row, samples=20_000, seed=3)
         np.testing.assert_allclose([a, b], [exact.low, exact.high], atol=0.06)
