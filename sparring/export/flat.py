@@ -15,7 +15,6 @@ import jax.export
 import numpy as np
 from jax.extend import core
 
-
 CALLS = {
     "pjit": "jaxpr",
     "jit": "jaxpr",
