@@ -19,9 +19,14 @@ try:
     import onnx
     import onnxruntime
     from onnx import helper, numpy_helper
+    from onnxruntime.capi import onnxruntime_pybind11_state as refusals
 except ImportError as error:
     raise missing_extra(error.name or "onnx", "onnx") from error
 
+REFUSALS = (
+    *(onnx.checker.ValidationError, onnx.shape_inference.InferenceError),
+    *(refusals.Fail, refusals.InvalidGraph, refusals.NotImplemented),
+)
 OPSET = 18
 IR_VERSION = 8
 """of the time of that opset: runtimes since the end of 2022 read it"""
@@ -58,16 +63,24 @@ def model(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> by
         ir_version=IR_VERSION,
         producer_name="sparring",
     )
-    onnx.checker.check_model(made, full_check=True)
     body: bytes = made.SerializeToString()
+    try:
+        onnx.checker.check_model(made, full_check=True)
+        _session(body)
+    except REFUSALS as error:
+        raise unknown(f"what onnxruntime refuses ({str(error).splitlines()[0]})") from error
     return body
 
 
 def loaded(path: Path) -> Callable[..., list[np.ndarray]]:
     """The model of a file as a function of its inputs in order, run by onnxruntime on the CPU."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = _session(path)
     names = [port.name for port in session.get_inputs()]
     return lambda *arrays: session.run(None, dict(zip(names, arrays, strict=True)))
+
+
+def _session(source: Path | bytes) -> Any:
+    return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
 
 
 def _port(name: str, value: Value) -> Any:
@@ -271,13 +284,19 @@ def _clamp(graph: Graph, operation: Operation, given: list[str]) -> str:
 
 
 def _select(graph: Graph, operation: Operation, given: list[str]) -> str:
-    if len(given) != 3:
-        raise unknown("a choice among more than two arrays")
-    which, no, yes = given
-    if _made(operation).dtype != np.bool_:
-        return graph.add("Where", which, yes, no)
+    which, made, *others = given
+    numbered = operation.inputs[0].aval.dtype != np.bool_
+    for i, other in enumerate(others, start=1):
+        here = graph.add("Equal", which, graph.constant(i, np.int32)) if numbered else which
+        made = _where(graph, here, other, made, _made(operation).dtype)
+    return made
+
+
+def _where(graph: Graph, here: str, yes: str, no: str, dtype: Any) -> str:
+    if dtype != np.bool_:
+        return graph.add("Where", here, yes, no)
     # onnxruntime has no Where for truth values.
-    there, elsewhere = graph.add("And", which, yes), graph.add("And", graph.add("Not", which), no)
+    there, elsewhere = graph.add("And", here, yes), graph.add("And", graph.add("Not", here), no)
     return graph.add("Or", there, elsewhere)
 
 
@@ -432,6 +451,22 @@ def _gather(graph: Graph, operation: Operation, given: list[str]) -> str:
     )
 
 
+def _scatter_add(graph: Graph, operation: Operation, given: list[str]) -> str:
+    """Something added at one place of one axis."""
+    axes, (x, _, update) = operation.params["dimension_numbers"], given
+    shape, index = _shape(operation), operation.inputs[1]
+    alone = axes.inserted_window_dims == axes.scatter_dims_to_operand_dims
+    if index.known is None or np.size(index.known) != 1 or not alone:
+        raise unknown("a scatter to more than one place")
+    (axis,), place = axes.inserted_window_dims, int(np.asarray(index.known).item())
+    if not 0 <= place < shape[axis]:
+        raise unknown("a scatter to a place outside")
+    before, after = [0] * len(shape), [0] * len(shape)
+    before[axis], after[axis] = place, shape[axis] - 1 - place
+    update = graph.add("Unsqueeze", update, graph.integers(axis))
+    return graph.add("Add", x, graph.add("Pad", update, graph.integers(*before, *after)))
+
+
 ALIKE = {
     "abs": "Abs",
     "acos": "Acos",
@@ -504,6 +539,7 @@ RULES: dict[str, Rule] = {
     "rev": _reverse,
     "round": _round,
     "rsqrt": _rsqrt,
+    "scatter-add": _scatter_add,
     "select_n": _select,
     "slice": _slice,
     "split": _split,
@@ -538,18 +574,7 @@ COMPLEX: dict[str, Callable[..., str | Pair]] = {
     "real": lambda graph, x: x.re,
 }
 PART_BY_PART = {
-    *("add", "broadcast_in_dim", "concatenate", "copy", "neg", "pad", "reduce_sum"),
-    *(
-        "reshape",
-        "rev",
-        "select_n",
-        "slice",
-        "split",
-        "squeeze",
-        "stack",
-        "stop_gradient",
-        "sub",
-        "transpose",
-    ),
+    *("add", "broadcast_in_dim", "concatenate", "copy", "neg", "pad", "reduce_sum", "reshape", "rev"),
+    *("scatter-add", "select_n", "slice", "split", "squeeze", "stack", "stop_gradient", "sub", "transpose"),
 }
 """Operations that do the same to real and imaginary parts."""

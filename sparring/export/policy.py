@@ -230,7 +230,8 @@ def write_onnx(path: Path, agent: Agent, decisions: list[Decision]) -> tuple[Par
     # In one graph no two arrays may have the same name.
     outputs = [port._replace(name=port.name.replace("memory", "next_memory", 1)) for port in made.outputs]
     made = made._replace(outputs=outputs)
-    program, batch = _flat(made)
+    row = [jax.ShapeDtypeStruct((1, *port.shape), port.dtype) for port in made.inputs]
+    program = flat.for_rows(made.function, row, jax.export.symbolic_shape("rows")[0])
     body = onnx_graph.model(program, [port.name for port in made.inputs], [port.name for port in outputs])
     replace_file(path, [body])
     parity = compare(decisions, stepper(made, onnx_graph.loaded(path)))
@@ -238,21 +239,12 @@ def write_onnx(path: Path, agent: Agent, decisions: list[Decision]) -> tuple[Par
         agent,
         made,
         format="onnx",
-        batch=batch,
+        batch="rows",
         opset=onnx_graph.OPSET,
         sha256=hashlib.sha256(body).hexdigest(),
     )
     write_contract(path, about)
     return parity, about
-
-
-def _flat(made: Pipeline) -> tuple[flat.Program, str | int]:
-    """The flat program for any number of rows, or for one where its operations do not allow that."""
-    row = [jax.ShapeDtypeStruct((1, *port.shape), port.dtype) for port in made.inputs]
-    try:
-        return flat.for_rows(made.function, row, jax.export.symbolic_shape("rows")[0]), "rows"
-    except (TypeError, ValueError, NotImplementedError):  # a network of the user's own
-        return flat.for_rows(made.function, row, 1), 1
 
 
 def write_safetensors(path: Path, agent: Agent, decisions: list[Decision]) -> tuple[Parity, dict[str, Any]]:

@@ -12,6 +12,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+import onnx
 import pytest
 from cli_help import quick
 from conftest import TINY, algorithm
@@ -42,7 +43,7 @@ ONE_OF, SOME_OF, BITS = Discrete(3), MultiDiscrete((2, 3)), MultiBinary(3)
 SEQUENCE = {"core_size": 4, "core_heads": 2, "core_window": 4}
 
 Case = tuple[str, Space, Space, dict[str, Any]]
-QUICK: dict[str, Case] = {
+CASES: dict[str, Case] = {
     "PPO, Discrete": ("ppo", VECTOR, ONE_OF, {}),
     "PPO, Box, squashed, observations normalised": (
         "ppo",
@@ -52,9 +53,6 @@ QUICK: dict[str, Case] = {
     ),
     "A2C, frame stack": ("a2c", VECTOR, ONE_OF, {"frame_stack": 3}),
     "TD3, Box": ("td3", VECTOR, BOUNDED, {}),
-    "SAC, GRU core": ("sac", VECTOR, BOUNDED, {"core": "gru", **SEQUENCE}),
-}
-SLOW: dict[str, Case] = {
     "PPO, MultiDiscrete": ("ppo", VECTOR, SOME_OF, {}),
     "PPO, MultiBinary": ("ppo", VECTOR, BITS, {}),
     "PPO, Box, clipped": ("ppo", VECTOR, BOUNDED, {"log_std_init": 0.0}),
@@ -86,6 +84,7 @@ SLOW: dict[str, Case] = {
     "SAC, Discrete": ("sac", VECTOR, ONE_OF, {}),
     "SAC, images (CNN), frame stack": ("sac", IMAGE, BOUNDED, {"frame_stack": 2}),
     "CrossQ": ("crossq", VECTOR, BOUNDED, {}),
+    "SAC, GRU core": ("sac", VECTOR, BOUNDED, {"core": "gru", **SEQUENCE}),
     "SAC, LSTM core": ("sac", VECTOR, BOUNDED, {"core": "lstm", **SEQUENCE}),
     "SAC, S5 core": ("sac", VECTOR, BOUNDED, {"core": "s5", **SEQUENCE}),
     "SAC, transformer core": ("sac", VECTOR, BOUNDED, {"core": "transformer", **SEQUENCE}),
@@ -94,7 +93,7 @@ SLOW: dict[str, Case] = {
         for name in ("tanh", "elu", "gelu", "silu", "leaky_relu", "sigmoid")
     },
 }
-CASES = QUICK | SLOW
+QUICK = {"PPO, Discrete", "A2C, frame stack", "TD3, Box"}
 
 
 class Random:
@@ -140,7 +139,9 @@ def agent_for(case: Case) -> Agent:
     return Agent(algo, jax.jit(lambda key: algo.policy(algo.init(key)))(jax.random.key(1)), name)
 
 
-@pytest.mark.parametrize("label", [*QUICK, *(pytest.param(label, marks=pytest.mark.slow) for label in SLOW)])
+@pytest.mark.parametrize(
+    "label", [pytest.param(label, marks=[pytest.mark.slow] * (label not in QUICK)) for label in CASES]
+)
 def test_onnxruntime_decides_as_the_agent_does(label: str, tmp_path: Path) -> None:
     agent = agent_for(CASES[label])
     decisions = policy.record(agent, Random(agent.spec), RECORDED)
@@ -164,6 +165,16 @@ def test_onnxruntime_decides_as_the_agent_does(label: str, tmp_path: Path) -> No
         assert together.shape == (5, *port["shape"])
         assert together.dtype == port["dtype"]
         np.testing.assert_allclose(together, np.concatenate(rows), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_operations_of_a_gpu_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = agent_for(CASES["SAC, S5 core"])
+    decisions = policy.record(agent, Random(agent.spec), RECORDED)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # an S5 core then adds at a place
+    parity, _ = policy.write_onnx(tmp_path / "policy.onnx", agent, decisions)
+    assert parity.largest < 1e-5
+    assert "Pad" in {node.op_type for node in onnx.load(tmp_path / "policy.onnx").graph.node}
 
 
 def test_the_page_lists_what_was_tried() -> None:
@@ -205,6 +216,8 @@ WHAT: list[tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = [
     (lambda x: lax.stop_gradient(lax.optimization_barrier(jnp.copy(x))), (X,)),
     (lambda x: x.astype(jnp.int32) + (x > 0), (10 * X,)),
     (lambda b, x: jnp.where(b, x, -1.0), (TRUE, X)),
+    (lambda n, x: lax.select_n(n % 3, x, -x, 2 * x), (WHOLE, X)),
+    (lambda x: jax.checkpoint(jnp.sin)(jax.nn.relu(x)), (X,)),
     (lambda b, c: jnp.where(b, c, ~c), (TRUE, TRUE[::-1].copy())),
     (lambda x: x.sum((1, 2)), (X,)),
     (lambda x: x.max(1) + x.min(1) + x.prod(2)[:, :1], (X,)),
@@ -217,6 +230,7 @@ WHAT: list[tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = [
     (lambda x: jnp.concatenate(jnp.split(x, [1], 2)[::-1], 2), (X,)),
     (lambda x: lax.pad(x, 2.0, [(0, 0, 0), (1, 2, 0), (-1, 1, 0)]), (X,)),
     (lambda x: jnp.tile(x, (1, 2, 3)), (X,)),
+    (lambda x: x.at[:, 1].add(2 * x[:, 0]), (X,)),
     (lambda x: jnp.swapaxes(x, 1, 2), (X,)),
     (lambda x: x @ TABLE[:4], (X,)),
     (lambda x: jnp.einsum("bij,ik->bkj", x, TABLE[:3]), (X,)),
@@ -272,7 +286,9 @@ def test_every_rule_does_what_jax_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "what"),
     [
+        (lambda x: jnp.maximum(x.astype(jnp.uint8), 3), "what onnxruntime refuses"),
         (jnp.sort, "the operation 'sort'"),
+        (lambda x: x.at[:, np.array([0, 1])].add(1.0), "a scatter to more than one place"),
         (lambda x: lax.complex(x, x) / (1 + x), "'div' of complex numbers"),
         (lambda x: jnp.take(TABLE, x.astype(jnp.int32), axis=0), "a gather with values for indices outside"),
     ],
