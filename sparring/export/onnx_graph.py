@@ -27,6 +27,7 @@ REFUSALS = (
     *(onnx.checker.ValidationError, onnx.shape_inference.InferenceError),
     *(refusals.Fail, refusals.InvalidGraph, refusals.NotImplemented),
 )
+INSTEAD = "Use --to stablehlo, which holds the same program."
 OPSET = 18
 IR_VERSION = 8
 """of the time of that opset: runtimes since the end of 2022 read it"""
@@ -68,7 +69,9 @@ def model(program: Program, inputs: Sequence[str], outputs: Sequence[str]) -> by
         onnx.checker.check_model(made, full_check=True)
         _session(body)
     except REFUSALS as error:
-        raise unknown(f"what onnxruntime refuses ({str(error).splitlines()[0]})") from error
+        raise ConfigError(
+            f"This policy does not work in ONNX: {str(error).splitlines()[0]}. {INSTEAD}"
+        ) from error
     return body
 
 
@@ -94,10 +97,7 @@ def _type(dtype: Any) -> int:
 
 def unknown(what: str) -> ConfigError:
     """The error for a policy that cannot become ONNX."""
-    return ConfigError(
-        f"The export to ONNX does not know {what}, which this policy uses. Use --to stablehlo, which holds "
-        "the same program."
-    )
+    return ConfigError(f"The export to ONNX does not know {what}, which this policy uses. {INSTEAD}")
 
 
 class Graph:
