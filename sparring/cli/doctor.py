@@ -29,6 +29,7 @@ EXTRAS = {
     "wandb": ("wandb",),
     "hub": ("huggingface_hub",),
     "export": ("flatbuffers",),
+    "onnx": ("onnx", "onnxruntime"),
     "parquet": ("pyarrow",),
     "sweep": ("optuna",),
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparring.cli import agents
 from sparring.cli.output import Output
 from sparring.cli.parser import Options, Parser
-from sparring.errors import ConfigError, StorageError
+from sparring.errors import StorageError
 
 if TYPE_CHECKING:
     from sparring.runs.directory import RunDirectory
@@ -67,11 +67,7 @@ def _metrics(found: RunDirectory, kind: str, path: Path, out: Output) -> int:
 
 def _policy(options: Options, path: Path, out: Output) -> int:
     if options.to == "onnx":
-        raise ConfigError(
-            "There is no export to ONNX: the newest converter from JAX (jax2onnx) needs an older "
-            "orbax-checkpoint, and the one that installs beside it (0.13) lacks operations of this jax. Use "
-            "--to stablehlo, which holds the same program."
-        )
+        from sparring.export import onnx_graph  # noqa: F401  (says at once what is not installed)
     loaded = agents.load(options.run, best=options.best, trust_code=options.trust_code, say=out.say)
 
     from sparring.envs import registry
@@ -83,8 +79,12 @@ def _policy(options: Options, path: Path, out: Output) -> int:
     finally:
         env.close()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write = policy.write_stablehlo if options.to == "stablehlo" else policy.write_safetensors
-    parity, about = write(path, loaded.agent, decisions)
+    writers = {
+        "onnx": policy.write_onnx,
+        "safetensors": policy.write_safetensors,
+        "stablehlo": policy.write_stablehlo,
+    }
+    parity, about = writers[options.to](path, loaded.agent, decisions)
     out.say(f"{path}: {path.stat().st_size:,} bytes; how to call it: {policy.beside(path)}")
     rows = about.get("batch", "rows")
     for way, ports in (("in ", about["inputs"]), ("out", about["outputs"])):

@@ -23,6 +23,7 @@ from sparring import actor
 from sparring.config import as_mapping
 from sparring.errors import missing_extra
 from sparring.evaluation.evaluator import SEED_OFFSET, Player, alone
+from sparring.export import flat
 from sparring.model import Agent
 from sparring.ops import keys
 from sparring.runs import tensors, tree
@@ -219,6 +220,31 @@ def _exported(made: Pipeline) -> tuple[Any, str | int]:
     except (TypeError, ValueError, NotImplementedError):  # a network of the user's own
         shapes = [jax.ShapeDtypeStruct((1, *port.shape), port.dtype) for port in made.inputs]
         return jax.export.export(jax.jit(made.function), platforms=PLATFORMS)(*shapes), 1
+
+
+def write_onnx(path: Path, agent: Agent, decisions: list[Decision]) -> tuple[Parity, dict[str, Any]]:
+    """Writes the policy as ONNX, lets onnxruntime read the file and holds it against the agent."""
+    from sparring.export import onnx_graph
+
+    made = pipeline(agent, decisions[0].legal if decisions else None)
+    # In one graph no two arrays may have the same name.
+    outputs = [port._replace(name=port.name.replace("memory", "next_memory", 1)) for port in made.outputs]
+    made = made._replace(outputs=outputs)
+    row = [jax.ShapeDtypeStruct((1, *port.shape), port.dtype) for port in made.inputs]
+    program = flat.for_rows(made.function, row, jax.export.symbolic_shape("rows")[0])
+    body = onnx_graph.model(program, [port.name for port in made.inputs], [port.name for port in outputs])
+    replace_file(path, [body])
+    parity = compare(decisions, stepper(made, onnx_graph.loaded(path)))
+    about = contract(
+        agent,
+        made,
+        format="onnx",
+        batch="rows",
+        opset=onnx_graph.OPSET,
+        sha256=hashlib.sha256(body).hexdigest(),
+    )
+    write_contract(path, about)
+    return parity, about
 
 
 def write_safetensors(path: Path, agent: Agent, decisions: list[Decision]) -> tuple[Parity, dict[str, Any]]:
