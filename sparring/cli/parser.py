@@ -114,7 +114,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         help="one setting; repeatable",
     )
     parser.add_argument(
-        "--no-preset", action="store_true", help="library defaults instead of the tuned preset"
+        "--preset",
+        choices=("auto", "none"),
+        default="auto",
+        help="the tuned settings of the environment where there are any (auto), or library defaults (none)",
     )
 
 

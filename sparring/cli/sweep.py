@@ -55,7 +55,7 @@ def run(options: Options, out: Output) -> int:
         tuple(range(options.seed, options.seed + options.seeds)),
         values,
         None if options.config is None else Path(options.config),
-        not options.no_preset,
+        options.preset != "none",
         options.device,
     )
     outcome = sweep.sweep(task, options.trials, promote=options.promote, seed=options.seed, say=out.say)

@@ -66,7 +66,7 @@ def run(options: Options, out: Output) -> int:
 
         plan = make_plan(options)
         if plan.preset:
-            out.say(f"Using the tuned preset {preset_name(plan)}; --no-preset for defaults")
+            out.say(f"Using the tuned preset {preset_name(plan)}; --preset none for defaults")
         outcome = launch.train(
             plan,
             run_dir=options.run_dir,
@@ -110,7 +110,7 @@ def make_plan(options: Options) -> Plan:
         tuple(range(first, first + count)),
         file=None if options.config is None else Path(options.config),
         values={**values, **flags},
-        use_preset=not options.no_preset,
+        use_preset=options.preset != "none",
     )
     sources = {name: "--" + name.replace("_", "-") for name in flags}
     return plan._replace(provenance={**plan.provenance, **sources})

@@ -138,7 +138,7 @@ def test_train_reports_json_last_and_text_on_stderr(sparring: Shell, tmp_path: P
     assert result["eval"].keys() == {"mean", "std", "ci95", "episodes"}
     assert (result["run"], result["steps"], result["eval"]["episodes"]) == (str(tmp_path / "r"), 1024 + 16, 4)
     assert len(result["eval_by_seed"]) == 2
-    assert "Using the tuned preset a2c/CartPole-v1; --no-preset for defaults" in said.err
+    assert "Using the tuned preset a2c/CartPole-v1; --preset none for defaults" in said.err
     assert list((tmp_path / "tb").iterdir())
     for verb in ("eval", "play", "record", "resume"):
         assert f"sparring {verb} {tmp_path / 'r'}" in said.err
@@ -276,7 +276,7 @@ def test_config_show_says_where_every_value_came_from(sparring: Shell, tmp_path:
 
 def test_config_show_without_the_preset(sparring: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = sparring("config", "show", "ppo", "CartPole-v1", "--no-preset")
+    said = sparring("config", "show", "ppo", "CartPole-v1", "--preset", "none")
     assert said.code == 0
     assert "No preset" in said.out
     assert re.search(r"^n_epochs +10 +default", said.out, re.M)

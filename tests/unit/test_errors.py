@@ -144,7 +144,7 @@ def test_values_of_the_wrong_kind(sparring: Shell, assignment: str, words: tuple
 
 
 def test_impossible_sizes_propose_ones_that_work(sparring: Shell) -> None:
-    said = sparring("train", "ppo", "CartPole-v1", "--no-preset", "--set", "n_steps=1", "batch_size=1")
+    said = sparring("train", "ppo", "CartPole-v1", "--preset", "none", "--set", "n_steps=1", "batch_size=1")
     check(said, 2, "n_steps × n_envs = 1", "Use n_steps=2 or more")
     said = sparring("train", "reinforce", "probe/discounting")
     check(said, 2, "no time limit", "Set max_episode_steps", "1000")
