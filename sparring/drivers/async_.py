@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from sparring import actor
 from sparring.drivers import loop
 from sparring.drivers.acting import Job, Snapshot, blank, encode, snapshot_template
 from sparring.drivers.collector import Chunk, credits
@@ -414,10 +415,7 @@ def _beginning(trees: Trees) -> Any:
 
     def begin(kept: list[Any], first: jax.Array) -> list[Any]:
         train, episodes = jax.tree.unflatten(trees.kept, kept)
-        fresh = episodes._replace(
-            total=jnp.where(first, 0.0, episodes.total), length=jnp.where(first, 0, episodes.length)
-        )
-        return jax.tree.leaves((train, fresh))
+        return jax.tree.leaves((train, actor.forget(episodes, first)))
 
     return jax.jit(begin, donate_argnums=0)
 
