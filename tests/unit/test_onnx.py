@@ -94,6 +94,21 @@ CASES: dict[str, Case] = {
     },
 }
 QUICK = {"PPO, Discrete", "A2C, frame stack", "TD3, Box"}
+LIKE = {
+    "PPO, MultiBinary",
+    "PPO, Box, gSDE",
+    "PPO, Box in a joint grid of bins",
+    "PPO, legal actions of a MultiDiscrete",
+    "PPO, legal actions of a MultiBinary",
+    "REINFORCE",
+    "DQN, Discrete",
+    "DQN, Box in bins",
+    "PQN",
+    "SAC, Box",
+    "SAC, Discrete",
+    "SAC, LSTM core",
+}
+"""Whose operations are in others too: `make exhaustive` tries them."""
 
 
 class Random:
@@ -139,9 +154,11 @@ def agent_for(case: Case) -> Agent:
     return Agent(algo, jax.jit(lambda key: algo.policy(algo.init(key)))(jax.random.key(1)), name)
 
 
-@pytest.mark.parametrize(
-    "label", [pytest.param(label, marks=[pytest.mark.slow] * (label not in QUICK)) for label in CASES]
-)
+def marks(label: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * (label not in QUICK) + [pytest.mark.exhaustive] * (label in LIKE)
+
+
+@pytest.mark.parametrize("label", [pytest.param(label, marks=marks(label)) for label in CASES])
 def test_onnxruntime_decides_as_the_agent_does(label: str, tmp_path: Path) -> None:
     agent = agent_for(CASES[label])
     decisions = policy.record(agent, Random(agent.spec), RECORDED)
