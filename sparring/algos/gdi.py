@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled, Selection
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError, nearest
-from sparring.nets import policies, sequences, sight, values
+from sparring.nets import checkup, policies, sequences, sight, values
 from sparring.nets.policies import Judged, Policies, PolicyWeights
 from sparring.nets.sight import AgentConfig, BinsConfig, Carry, RewardStats
 from sparring.ops import optim
@@ -26,6 +26,7 @@ from sparring.ops.priorities import importance
 from sparring.ops.returns import explained_variance, masked_mean, masked_var
 from sparring.ops.statistics import Moments
 from sparring.ops.traces import retrace, vtrace
+from sparring.replay import offpolicy
 from sparring.replay.sequence import Sequence
 from sparring.spaces import Discrete, EnvSpec
 from sparring.types import Action, Batch, Behaviour, Key, Obs, Plan, Report, Transition, View
@@ -336,6 +337,13 @@ class GDI(Controlled):
             "train/learning_rate": rate,
             "train/n_updates": state.updates + 1,
         }
+        metrics |= checkup.look(
+            offpolicy.due(state, self.plan.updates, self.horizon),
+            state.nets,
+            new.params,
+            lambda nets: values.hidden(c, nets, state.moments, batch.data),
+            c.activation,
+        )
         state = state._replace(nets=new.params, optimiser=new.state, updates=state.updates + 1)
         return state, Report(metrics, jnp.swapaxes(error, 0, 1) if c.prioritized else None)
 

@@ -110,9 +110,10 @@ def build(
 
 
 def hidden(
-    config: AgentConfig, nets: QNet, moments: Moments | None, rollout: Transition
+    config: AgentConfig, nets: Any, moments: Moments | None, rollout: Transition
 ) -> list[list[Array]]:
-    """What the hidden layers make of a few observations of a rollout [T, B, …], each by itself."""
+    """What the hidden layers make of a few observations of a rollout [T, B, …] or of sequences, each by
+    itself."""
     obs = checkup.sampled(sight.seen(rollout), rollout.reward.ndim)
     shown = sight.normalised(config.clip_obs, moments, nets.trunk.space, obs)
     return [nets.body.hidden(sight.alone(nets.trunk, shown))]
