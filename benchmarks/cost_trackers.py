@@ -319,8 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": {
             "system": platform.platform(),
             "cores": os.cpu_count(),
-            "load_before": before,
-            "load_after": os.getloadavg(),
+            "load_before": [round(x, 1) for x in before],
+            "load_after": [round(x, 1) for x in os.getloadavg()],
         },
         "rounds": options.rounds,
         "iterations": options.iterations,

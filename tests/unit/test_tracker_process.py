@@ -1,4 +1,4 @@
-"""A tracker in a process of its own: failures are told, and neither death nor hanging costs the run anything."""
+"""A tracker in a process of its own: failures are told; neither death nor hanging costs the run anything."""
 
 from __future__ import annotations
 
