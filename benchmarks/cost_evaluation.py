@@ -3,12 +3,12 @@
 python benchmarks/cost_evaluation.py [--rounds 5] [--steps 200000] [--env gym:CartPole-v1]
     [--out docs/results/cost_evaluation.json]
 
-PPO trains the same steps in turns: without, with ten evaluations (deterministic and stochastic, ten episodes
-each), and with five films of four episodes side by side as well. The rate is that of the run as a user sees it,
-copies of the agent and waiting included, from a tenth of the steps (all is compiled by then) to the last; what
-follows, the evaluation of the end, is the same in all. What counts is the rate over that of the same round
-without. Where others use the machine too, wall time says more of them than of us: beside it stand the processor
-time of the training process and of the evaluating one.
+PPO trains the same steps in turns: without, with ten evaluations (deterministic and stochastic, ten
+episodes each), and with five films of four episodes side by side as well. The rate is that of the run as a
+user sees it, copies of the agent and waiting included, from a tenth of the steps (all is compiled by then)
+to the last; what follows, the evaluation of the end, is the same in all. What counts is the rate over that
+of the same round without. Where others use the machine too, wall time says more of them than of us: beside
+it stand the processor time of the training process and of the evaluating one.
 """
 
 from __future__ import annotations

@@ -83,8 +83,7 @@ class Run:
 
     def evaluated(self) -> list[int]:
         """Steps whose evaluations are in the file."""
-        metrics = self.folder / "metrics.sqlite"
-        return sqlite.read(metrics, EVALUATED).steps.tolist() if metrics.exists() else []
+        return [int(step) for step in sqlite.read(self.folder / "metrics.sqlite", EVALUATED).steps]
 
     def told(self) -> int:
         """Deaths of the evaluating process that the run spoke of."""
@@ -157,7 +156,8 @@ def _frames(film: Path) -> None:
 def harass(run: Run, kills: int) -> list[dict[str, Any]]:
     """Kills the evaluating process; what was known at each kill, and when evaluations went on."""
     found = []
-    run.wait(run.evaluated)  # the run has begun
+    run.wait(run.evaluator)  # the run has begun
+    run.wait(run.evaluated)
     for number in range(kills):
         victim = run.wait(run.evaluator)
         again = number % 4 == 3  # at once after the last one, which was not waited for
