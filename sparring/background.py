@@ -21,7 +21,7 @@ from sparring.evaluation.evaluator import Evaluation
 from sparring.runs import durable
 
 PATIENCE = 3
-"""Deaths over one snapshot after which it is given up."""
+"""Deaths over evaluations, or over films, with no answer between them, after which one is given up."""
 CLOSE_SECONDS = 2.0
 FILM_STEPS = 3000
 """Steps of an episode that are filmed while a run trains, at most."""
@@ -82,7 +82,8 @@ class BackgroundEvaluator:
         self._filming = False
         self.films = True
         """whether drawing has worked so far"""
-        self._deaths = 0
+        self._deaths = {"evaluation": 0, "film": 0}
+        """since the last answer of the kind: an evaluation's do not count against a film"""
         self._process: Any = None
         self._pipe: Connection | None = None
 
@@ -121,7 +122,8 @@ class BackgroundEvaluator:
         except (EOFError, OSError):
             self._died()
             return []
-        request, self._playing, self._deaths = self._playing, None, 0
+        request, self._playing = self._playing, None
+        self._deaths[_kind(request)] = 0
         self._feed()
         if request.film is not None:
             discard(request)
@@ -186,6 +188,7 @@ class BackgroundEvaluator:
         """Replaces the process; what it was playing is played again, unless it kills every process."""
         assert self._process is not None
         assert self._pipe is not None
+        assert self._playing is not None
         self._process.join(1.0)
         self._process.kill()
         self._process.join()
@@ -193,22 +196,22 @@ class BackgroundEvaluator:
         self._pipe.close()
         self._process = self._pipe = None
         self.restarts += 1
-        self._deaths += 1
         request, self._playing = self._playing, None
-        if self._deaths >= PATIENCE and request is not None:
-            given_up = f"at step {request.step:,} was given up: its process died {PATIENCE} times."
+        kind = _kind(request)
+        self._deaths[kind] += 1
+        if self._deaths[kind] >= PATIENCE:
+            given_up = f"The {kind} at step {request.step:,} was given up: its process died {PATIENCE} times."
             discard(request)
-            self._deaths = 0
+            self._deaths[kind] = 0
             if request.film is None:
-                self._say(f"The evaluation {given_up}")
+                self._say(given_up)
             else:
-                self._no_more_films(f"The film {given_up}")
+                self._no_more_films(given_up)
         else:
             self._say(
                 f"The evaluating process died (exit code {code}) and was started again; training goes on."
             )
-            if request is not None:
-                self._again(request)
+            self._again(request)
         self._feed()
 
     def _again(self, request: Request) -> None:
@@ -228,6 +231,10 @@ class BackgroundEvaluator:
             discard(self._to_film)
             self._to_film = None
         self._say(f"{reason} Training goes on without films.")
+
+
+def _kind(request: Request) -> str:
+    return "evaluation" if request.film is None else "film"
 
 
 def discard(request: Request) -> None:

@@ -1,0 +1,114 @@
+"""What is done about an evaluating process that dies: over and over, over a film, or over one snapshot."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from sparring.background import PATIENCE, BackgroundEvaluator, Request, Stage
+
+
+class Dead:
+    """A process that has ended."""
+
+    pid, exitcode = None, -9
+
+    def join(self, seconds: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Scripted(BackgroundEvaluator):
+    """Its processes are the far ends of pipes, which the test answers or closes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.theirs: Connection
+        super().__init__(Stage("", {}, None, 1, 1, trusted=False), self.said.append)
+
+    def _start(self) -> None:
+        self._pipe, self.theirs = multiprocessing.Pipe()
+        self._process = Dead()
+
+    def die(self) -> Request:
+        """Takes a request and dies over it."""
+        request: Request = self.theirs.recv()
+        self.theirs.close()
+        assert self.poll(1.0) == []
+        return request
+
+    def answer(self) -> list[int]:
+        request: Request = self.theirs.recv()
+        self.theirs.send(("filmed",) if request.film else ("done", (), ()))
+        return [answer.request.step for answer in self.poll(1.0)]
+
+
+def snapshot(folder: Path, step: int, film: bool = False) -> Request:
+    place = folder / f"{step}{'-film' if film else ''}"
+    place.mkdir()
+    return Request(step, 0.0, (place,), (0,), film=folder / f"{step}.mp4" if film else None)
+
+
+def test_twenty_deaths_with_answers_between_give_nothing_up(tmp_path: Path) -> None:
+    evaluator = Scripted()
+    for step in range(10):
+        evaluator.submit(snapshot(tmp_path, step))
+        assert [evaluator.die().step, evaluator.die().step] == [step, step]
+        assert evaluator.answer() == [step]
+    assert evaluator.restarts == 20
+    assert len(evaluator.said) == 20
+    assert all("was started again" in line for line in evaluator.said)
+    evaluator.close()
+
+
+def test_a_snapshot_that_kills_every_process_is_given_up_and_the_next_is_played(tmp_path: Path) -> None:
+    evaluator = Scripted()
+    evaluator.submit(snapshot(tmp_path, 1))
+    for _ in range(PATIENCE):
+        assert evaluator.busy
+        evaluator.die()
+    assert not evaluator.busy
+    assert evaluator.said[-1] == "The evaluation at step 1 was given up: its process died 3 times."
+    assert not (tmp_path / "1").exists()
+    evaluator.submit(snapshot(tmp_path, 2))
+    assert evaluator.answer() == [2]
+    evaluator.close()
+
+
+def test_deaths_over_evaluations_do_not_end_films(tmp_path: Path) -> None:
+    evaluator = Scripted()
+    evaluator.submit(snapshot(tmp_path, 1))
+    evaluator.submit(snapshot(tmp_path, 1, film=True))
+    evaluator.die()  # the evaluation
+    order = [evaluator.die() for _ in range(3)]
+    assert [request.film is not None for request in order] == [True, False, True]
+    assert evaluator.films  # four deaths, but two over the film
+    while evaluator.busy:
+        evaluator.answer()
+    assert evaluator.films
+    evaluator.close()
+
+
+def test_a_film_that_kills_every_process_ends_films_and_evaluations_go_on(tmp_path: Path) -> None:
+    evaluator = Scripted()
+    evaluator.submit(snapshot(tmp_path, 1, film=True))
+    for _ in range(PATIENCE):
+        evaluator.die()
+    assert not evaluator.films
+    assert "The film at step 1 was given up" in evaluator.said[-1]
+    assert "without films" in evaluator.said[-1]
+    evaluator.submit(snapshot(tmp_path, 2))
+    assert evaluator.answer() == [2]
+    evaluator.close()
+
+
+def test_a_process_that_died_while_idle_is_replaced_at_the_next_snapshot(tmp_path: Path) -> None:
+    evaluator = Scripted()
+    evaluator.submit(snapshot(tmp_path, 1))
+    assert evaluator.answer() == [1]
+    evaluator.theirs.close()
+    evaluator.submit(snapshot(tmp_path, 2))
+    assert evaluator.answer() == [2]
+    assert evaluator.restarts == 1
+    evaluator.close()
