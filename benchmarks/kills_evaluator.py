@@ -168,6 +168,8 @@ def harass(run: Run, kills: int) -> list[dict[str, Any]]:
         run.wait(lambda told=told: run.told() > told)
         entry: dict[str, Any] = {"at_step": known[-1], "at_once": again}
         if number % 4 != 2:
+            time.sleep(1.0)  # what the dead one answered is in the file by now
+            known = run.evaluated()
             new = run.wait(lambda known=known: run.evaluated()[len(known) :])
             entry |= {"next_at_step": new[0], "seconds_to_next": round(time.monotonic() - began, 1)}
         found.append(entry)
@@ -204,9 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "kills": len(kills),
             "kills_at_once_after_another": sum(kill["at_once"] for kill in kills),
             "told": run.told(),
+            "given_up": run.log.read_text().count("was given up"),
             "restarts_in_metrics": int(sqlite.last(run.folder / "metrics.sqlite", "eval/restarts") or 0),
             "resumed": len(waits),
-            "waited_for": sum("next_at_step" in kill for kill in kills),
+            "followed_by_another": len(kills) - len(waits),
             "seconds_to_next_evaluation": {"median": statistics.median(waits), "max": max(waits)},
             "evaluations": len(run.evaluated()),
             "evaluated_at_the_end": run.evaluated()[-1] == status["steps"],
@@ -233,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             and result["told"] == result["kills"] == result["restarts_in_metrics"]
             and not any(result[name] for name in result if name.endswith(("_missing", "_different", "_left")))
             and not result["corrupt_files"]
+            and result["films"] > 0
         )
         result["unharmed"] = sane
         print(json.dumps(result, indent=1))

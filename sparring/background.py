@@ -21,7 +21,8 @@ from sparring.evaluation.evaluator import Evaluation
 from sparring.runs import durable
 
 PATIENCE = 3
-"""Deaths over evaluations, or over films, with no answer between them, after which one is given up."""
+"""Deaths over evaluations, or over films, with no answer between them, after which one is given up; and films
+given up in a row after which there are no more."""
 CLOSE_SECONDS = 2.0
 FILM_STEPS = 3000
 """Steps of an episode that are filmed while a run trains, at most."""
@@ -84,6 +85,8 @@ class BackgroundEvaluator:
         """whether drawing has worked so far"""
         self._deaths = {"evaluation": 0, "film": 0}
         """since the last answer of the kind: an evaluation's do not count against a film"""
+        self._films_given_up = 0
+        """since the last one that was made"""
         self._process: Any = None
         self._pipe: Connection | None = None
 
@@ -127,6 +130,7 @@ class BackgroundEvaluator:
         self._feed()
         if request.film is not None:
             discard(request)
+            self._films_given_up = 0
             if kind == "failed":
                 self._no_more_films(f"The film at step {request.step:,} failed: {rest[0]}")
             return []
@@ -203,7 +207,8 @@ class BackgroundEvaluator:
             given_up = f"The {kind} at step {request.step:,} was given up: its process died {PATIENCE} times."
             discard(request)
             self._deaths[kind] = 0
-            if request.film is None:
+            self._films_given_up += request.film is not None
+            if request.film is None or self._films_given_up < PATIENCE:
                 self._say(given_up)
             else:
                 self._no_more_films(given_up)

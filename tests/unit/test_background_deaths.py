@@ -90,16 +90,36 @@ def test_deaths_over_evaluations_do_not_end_films(tmp_path: Path) -> None:
     evaluator.close()
 
 
-def test_a_film_that_kills_every_process_ends_films_and_evaluations_go_on(tmp_path: Path) -> None:
+def film_killed(evaluator: Scripted, folder: Path, step: int) -> None:
+    evaluator.submit(snapshot(folder, step, film=True))
+    for _ in range(PATIENCE):
+        assert evaluator.films
+        evaluator.die()
+    assert f"The film at step {step} was given up" in evaluator.said[-1]
+
+
+def test_films_that_kill_every_process_end_films_and_evaluations_go_on(tmp_path: Path) -> None:
     evaluator = Scripted()
-    evaluator.submit(snapshot(tmp_path, 1, film=True))
+    for step in range(PATIENCE):
+        film_killed(evaluator, tmp_path, step)
+    assert not evaluator.films
+    assert "without films" in evaluator.said[-1]
+    evaluator.submit(snapshot(tmp_path, 7))
+    assert evaluator.answer() == [7]
+    evaluator.submit(snapshot(tmp_path, 8))
     for _ in range(PATIENCE):
         evaluator.die()
-    assert not evaluator.films
-    assert "The film at step 1 was given up" in evaluator.said[-1]
-    assert "without films" in evaluator.said[-1]
-    evaluator.submit(snapshot(tmp_path, 2))
-    assert evaluator.answer() == [2]
+    assert evaluator.said[-1] == "The evaluation at step 8 was given up: its process died 3 times."
+    evaluator.close()
+
+
+def test_a_film_given_up_does_not_end_films_while_others_are_made(tmp_path: Path) -> None:
+    evaluator = Scripted()
+    for step in range(2 * PATIENCE):
+        film_killed(evaluator, tmp_path, 10 * step)
+        evaluator.submit(snapshot(tmp_path, 10 * step + 1, film=True))
+        evaluator.answer()
+    assert evaluator.films
     evaluator.close()
 
 
