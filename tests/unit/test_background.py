@@ -12,7 +12,7 @@ import pytest
 from conftest import agent as make_algo
 
 from sparring import launch
-from sparring.background import BackgroundEvaluator, Request, Stage
+from sparring.background import NICENESS, BackgroundEvaluator, Request, Stage
 from sparring.envs.classic.cartpole import CartPole
 from sparring.metrics import sqlite
 from sparring.model import Agent, save_agent
@@ -47,6 +47,7 @@ def test_answers_are_those_of_the_same_agent_here_and_only_the_newest_waits(tmp_
     here = Agent.load(places[0]).evaluate(env, 4, 3)
     assert answers[0].greedy[0].returns.tolist() == here.returns.tolist()
     assert len(answers[0].sampled[0].returns) == 4
+    assert os.getpriority(os.PRIO_PROCESS, evaluator.pid) >= NICENESS  # training goes first
     evaluator.close()
     assert evaluator.pid is None
 
