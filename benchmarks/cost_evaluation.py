@@ -6,9 +6,9 @@ python benchmarks/cost_evaluation.py [--rounds 5] [--steps 200000] [--env gym:Ca
 PPO trains the same steps in turns: without, with ten evaluations (deterministic and stochastic, ten
 episodes each), and with five films of four episodes side by side as well. The rate is that of the run as a
 user sees it, copies of the agent and waiting included, from a tenth of the steps (all is compiled by then)
-to the last; what follows, the evaluation of the end, is the same in all. What counts is the rate over that
-of the same round without. Where others use the machine too, wall time says more of them than of us: beside
-it stand the processor time of the training process and of the evaluating one.
+to the last; the evaluations that would follow are left out. What counts is the rate over that of the same
+round without. Where others use the machine too, wall time says more of them than of us: beside it stand the
+processor time of the training process and of the evaluating one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -39,8 +40,8 @@ ARMS: dict[str, dict[str, float]] = {
 class Watch:
     """Takes the time while a run trains, and looks at the process beside it (Linux)."""
 
-    def __init__(self, start: int) -> None:
-        self.start = start
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
         self.moments: list[tuple[int, float, float]] = []
         self.niceness: int | None = None
         self.beside = 0.0
@@ -58,6 +59,9 @@ class Watch:
                     self.beside = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             except (OSError, IndexError, ValueError):
                 continue
+
+        if step >= self.end:  # ends the run without the evaluations that follow training
+            signal.raise_signal(signal.SIGTERM)
 
     def close(self) -> None:
         pass
@@ -85,7 +89,7 @@ def measure(env: str, steps: int, arm: Mapping[str, float], folder: Path) -> Mea
         "video_freq": steps // int(arm["films"]) if arm["films"] else 0,
         "checkpoint_freq": -1,
     }
-    watch = Watch(steps // 10)
+    watch = Watch(steps // 10, steps)
     plan = launch.plan("ppo", env, (0,), values=values, use_preset=False)
     launch.train(plan, run_dir=folder, say=lambda text: None, device="cpu", display=lambda *_: [watch])
     (first, began, own), (last, ended, used) = watch.moments[0], watch.moments[-1]
