@@ -1,6 +1,6 @@
 """What evaluations and films in the background cost training: steps per second with and without, interleaved.
 
-python benchmarks/cost_evaluation.py [--rounds 5] [--steps 200000] [--env gym:CartPole-v1]
+python benchmarks/cost_evaluation.py [--rounds 5] [--steps 300000] [--env gym:CartPole-v1]
     [--out docs/results/cost_evaluation.json]
 
 PPO trains the same steps in turns: without, with ten evaluations (deterministic and stochastic, ten
@@ -141,7 +141,7 @@ def table(found: Mapping[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--steps", type=int, default=300_000)
     parser.add_argument("--env", default="gym:CartPole-v1")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)

@@ -267,15 +267,16 @@ def serve(pipe: Connection, stage: Stage) -> None:
             try:
                 if request.film is not None:
                     shoot(stage, request)
-                    pipe.send(("filmed",))
-                    continue
-                if env is None:
-                    env = _environment(stage)
-                pipe.send(("done", *play(env, stage, request)))
+                    answer: tuple[Any, ...] = ("filmed",)
+                else:
+                    if env is None:
+                        env = _environment(stage)
+                    answer = ("done", *play(env, stage, request))
             except Exception as error:  # noqa: BLE001  (whatever an environment raises is told to the trainer)
                 if not isinstance(error, SparringError):  # ours say what is wrong
                     traceback.print_exc()
-                pipe.send(("failed", f"{type(error).__name__}: {error}"))
+                answer = ("failed", f"{type(error).__name__}: {error}")
+            pipe.send(answer)
     except (EOFError, OSError):
         return  # the trainer is gone
     finally:

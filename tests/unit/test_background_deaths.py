@@ -6,6 +6,9 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
+
+from sparring import background
 from sparring.background import PATIENCE, BackgroundEvaluator, Request, Stage
 
 
@@ -132,3 +135,26 @@ def test_a_process_that_died_while_idle_is_replaced_at_the_next_snapshot(tmp_pat
     assert evaluator.answer() == [2]
     assert evaluator.restarts == 1
     evaluator.close()
+
+
+def test_a_trainer_that_went_away_is_no_trouble(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C in the midst of an evaluation: nobody is there to answer to."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def played(*_: object) -> tuple[tuple[()], tuple[()]]:
+        ours.close()
+        return (), ()
+
+    for name, what in (
+        ("play", played),
+        ("_environment", lambda stage: None),
+        ("follow_parent", lambda: None),
+    ):
+        monkeypatch.setattr(background, name, what)
+    monkeypatch.setattr(background.os, "nice", lambda by: 0)
+    monkeypatch.setattr(background.signal, "signal", lambda *_: None)
+    ours.send(Request(1, 0.0, (), ()))
+    background.serve(theirs, Stage("", {}, None, 1, 1, trusted=False))
+    assert capfd.readouterr().err == ""
