@@ -187,6 +187,7 @@ class BackgroundEvaluator:
         with quiet_start(keep_main=False):
             self._process.start()
         theirs.close()  # so that the child's death closes the pipe
+        give_way(self._process.pid)
 
     def _died(self) -> None:
         """Replaces the process; what it was playing is played again, unless it kills every process."""
@@ -238,6 +239,13 @@ class BackgroundEvaluator:
         self._say(f"{reason} Training goes on without films.")
 
 
+def give_way(pid: int) -> None:
+    """Lets a process that was just started run behind this one, from its imports on; its threads follow."""
+    with contextlib.suppress(OSError, AttributeError):  # it is gone already, or the system knows no niceness
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, pid, min(mine + NICENESS, 19))
+
+
 def _kind(request: Request) -> str:
     return "evaluation" if request.film is None else "film"
 
@@ -256,8 +264,6 @@ def serve(pipe: Connection, stage: Stage) -> None:
     """What runs in the evaluating process: plays each request until the trainer goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the trainer decides
     threading.Thread(target=follow_parent, daemon=True).start()
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(NICENESS)
     from sparring.drivers.platform import prepare
 
     prepare("cpu")  # the accelerator belongs to training

@@ -153,7 +153,6 @@ def test_a_trainer_that_went_away_is_no_trouble(
         ("follow_parent", lambda: None),
     ):
         monkeypatch.setattr(background, name, what)
-    monkeypatch.setattr(background.os, "nice", lambda by: 0)
     monkeypatch.setattr(background.signal, "signal", lambda *_: None)
     ours.send(Request(1, 0.0, (), ()))
     background.serve(theirs, Stage("", {}, None, 1, 1, trusted=False))
