@@ -24,7 +24,8 @@ from sparring.evaluation.evaluator import Evaluation
 from sparring.runs import durable
 
 PATIENCE = 3
-"""Deaths over one snapshot after which it is given up."""
+"""Deaths over evaluations, or over films, with no answer between them, after which one is given up; and films
+given up in a row after which there are no more."""
 CLOSE_SECONDS = 2.0
 FILM_STEPS = 3000
 """Steps of an episode that are filmed while a run trains, at most."""
@@ -89,7 +90,10 @@ class BackgroundEvaluator:
         self._filming = False
         self.films = True
         """whether drawing has worked so far"""
-        self._deaths = 0
+        self._deaths = {"evaluation": 0, "film": 0}
+        """since the last answer of the kind: an evaluation's do not count against a film"""
+        self._films_given_up = 0
+        """since the last one that was made"""
         self._process: Any = None
         self._pipe: Connection | None = None
 
@@ -128,10 +132,12 @@ class BackgroundEvaluator:
         except (EOFError, OSError):
             self._died()
             return []
-        request, self._playing, self._deaths = self._playing, None, 0
+        request, self._playing = self._playing, None
+        self._deaths[_kind(request)] = 0
         self._feed()
         if request.film is not None:
             discard(request)
+            self._films_given_up = 0
             if kind == "failed":
                 self._no_more_films(f"The film at step {request.step:,} failed: {rest[0]}")
             return []
@@ -188,11 +194,13 @@ class BackgroundEvaluator:
         with quiet_start(keep_main=False):
             self._process.start()
         theirs.close()  # so that the child's death closes the pipe
+        give_way(self._process.pid)
 
     def _died(self) -> None:
         """Replaces the process; what it was playing is played again, unless it kills every process."""
         assert self._process is not None
         assert self._pipe is not None
+        assert self._playing is not None
         self._process.join(1.0)
         self._process.kill()
         self._process.join()
@@ -200,22 +208,23 @@ class BackgroundEvaluator:
         self._pipe.close()
         self._process = self._pipe = None
         self.restarts += 1
-        self._deaths += 1
         request, self._playing = self._playing, None
-        if self._deaths >= PATIENCE and request is not None:
-            given_up = f"at step {request.step:,} was given up: its process died {PATIENCE} times."
+        kind = _kind(request)
+        self._deaths[kind] += 1
+        if self._deaths[kind] >= PATIENCE:
+            given_up = f"The {kind} at step {request.step:,} was given up: its process died {PATIENCE} times."
             discard(request)
-            self._deaths = 0
-            if request.film is None:
-                self._say(f"The evaluation {given_up}")
+            self._deaths[kind] = 0
+            self._films_given_up += request.film is not None
+            if request.film is None or self._films_given_up < PATIENCE:
+                self._say(given_up)
             else:
-                self._no_more_films(f"The film {given_up}")
+                self._no_more_films(given_up)
         else:
             self._say(
                 f"The evaluating process died (exit code {code}) and was started again; training goes on."
             )
-            if request is not None:
-                self._again(request)
+            self._again(request)
         self._feed()
 
     def _again(self, request: Request) -> None:
@@ -237,6 +246,17 @@ class BackgroundEvaluator:
         self._say(f"{reason} Training goes on without films.")
 
 
+def give_way(pid: int) -> None:
+    """Lets a process that was just started run behind this one, from its imports on; its threads follow."""
+    with contextlib.suppress(OSError, AttributeError):  # it is gone already, or the system knows no niceness
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, pid, min(mine + NICENESS, 19))
+
+
+def _kind(request: Request) -> str:
+    return "evaluation" if request.film is None else "film"
+
+
 def discard(request: Request) -> None:
     """Deletes the snapshots of a request, and what a killed process left of its film."""
     if request.film is not None:
@@ -251,8 +271,6 @@ def serve(pipe: Connection, stage: Stage) -> None:
     """What runs in the evaluating process: plays each request until the trainer goes away."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the trainer decides
     threading.Thread(target=follow_parent, daemon=True).start()
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(NICENESS)
     from sparring.drivers.platform import prepare
 
     prepare("cpu")  # the accelerator belongs to training
@@ -262,15 +280,16 @@ def serve(pipe: Connection, stage: Stage) -> None:
             try:
                 if request.film is not None:
                     shoot(stage, request)
-                    pipe.send(("filmed",))
-                    continue
-                if env is None:
-                    env = _environment(stage)
-                pipe.send(("done", *play(env, stage, request)))
+                    answer: tuple[Any, ...] = ("filmed",)
+                else:
+                    if env is None:
+                        env = _environment(stage)
+                    answer = ("done", *play(env, stage, request))
             except Exception as error:  # noqa: BLE001  (whatever an environment raises is told to the trainer)
                 if not isinstance(error, SparringError):  # ours say what is wrong
                     traceback.print_exc()
-                pipe.send(("failed", f"{type(error).__name__}: {error}"))
+                answer = ("failed", f"{type(error).__name__}: {error}")
+            pipe.send(answer)
     except (EOFError, OSError):
         return  # the trainer is gone
     finally:

@@ -299,7 +299,8 @@ def _run(
     sinks: list[Sink] = [stored, health, *extra]
 
     def keep(folder: Path, index: int, full: bool) -> None:
-        save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm, full)
+        lasting = folder.parent != run.snapshots  # training does not wait for the disk for the others
+        save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm, full, sync=lasting)
 
     player = _player(plan, parts.settings, say)
     session = Session(

@@ -789,8 +789,9 @@ def save_agent(
     reference: str,
     full: bool = False,
     metadata: Mapping[str, Any] | None = None,
+    sync: bool = True,
 ) -> None:
-    """Writes an artefact; `full` adds what further learning needs."""
+    """Writes an artefact; `full` adds what further learning needs; `sync` waits for the disk."""
     artefact.save(
         place,
         algo.policy(train),
@@ -799,4 +800,5 @@ def save_agent(
         spec=algo.spec,
         train=train if full else None,
         metadata=metadata,
+        sync=sync,
     )

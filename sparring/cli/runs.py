@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparring.cli.output import Output, number, table, width
+from sparring.cli.output import Output, number, paragraph, table, width
 from sparring.cli.parser import Options, Parser, UsageError, positive
 from sparring.errors import StorageError
 from sparring.runs import directory
 from sparring.runs.selection import Listed, everything, filtered, parse_filter
+
+if TYPE_CHECKING:
+    from sparring.metrics.performance import Performance
 
 HEAD = ("name", "algo", "env", "seed", "steps", "reward", "state")
 SORTS = ("started", *HEAD)
@@ -21,7 +25,12 @@ def parser() -> Parser:
         "runs",
         "List the runs, newest first. The seeds of one run are one line; their reward is the interquartile\n"
         "mean. Filters take any setting, * and ?, and a comma for either.",
-        ("runs", "runs algo=ppo,sac env=Hopper* --sort reward --limit 10", "runs state=killed"),
+        (
+            "runs",
+            "runs algo=ppo,sac env=Hopper* --sort reward --limit 10",
+            "runs state=killed",
+            "runs --long --limit 5",
+        ),
     )
     made.add_argument(
         "words",
@@ -34,6 +43,7 @@ def parser() -> Parser:
     )
     made.add_argument("--reverse", action="store_true", help="the other way round")
     made.add_argument("--limit", type=positive, metavar="N", help="show the first N")
+    made.add_argument("--long", action="store_true", help="say also what each run spent its time on")
     return made
 
 
@@ -42,7 +52,14 @@ def run(options: Options, out: Output) -> int:
     listed = everything(root)
     found = [(run, reward(run)) for run in filtered(listed, parse_filter(filters))]
     found = ordered(found, options.sort, options.reverse)[: options.limit]
-    out.result({"runs": [as_json(run, score) for run, score in found]})
+    speeds = [speed(run) if options.long else None for run, _ in found]
+    shown = [as_json(run, score) for run, score in found]
+    if options.long:
+        shown = [
+            {**run, "performance": verdict and verdict.as_json()}
+            for run, verdict in zip(shown, speeds, strict=True)
+        ]
+    out.result({"runs": shown})
     if out.as_json:
         return 0
     if not listed:
@@ -52,6 +69,10 @@ def run(options: Options, out: Output) -> int:
     else:
         rows = [row(run, score) for run, score in found]
         out.say(table(HEAD, rows, width(), optional=("seed", "algo", "env")))
+        for (run, _), verdict in zip(found, speeds, strict=True):
+            if verdict is not None:
+                words = f"{verdict.sentence} Try: {verdict.command}" if verdict.command else verdict.sentence
+                out.say(paragraph(f"{run.run.name}: {words}", indent=2))
     return 0
 
 
@@ -85,6 +106,22 @@ def reward(run: Listed) -> float | None:
     except StorageError:  # a damaged file must not hide the other runs
         return run.status.mean_reward
     return run.status.mean_reward
+
+
+def speed(run: Listed) -> Performance | None:
+    """What limits a run's speed; None where its metrics do not tell."""
+    from sparring.metrics import performance, sqlite
+    from sparring.metrics.advice import Commands
+
+    status = run.status
+    sections = (run.config.get(part, {}) for part in ("settings", "config"))
+    known = {key: value for part in sections if isinstance(part, Mapping) for key, value in part.items()}
+    commands = Commands(status.algo, status.env, run.run.name, known, status.total)
+    try:
+        device = sqlite.metadata(run.run.metrics).get("device", "")
+        return performance.judge(performance.recorded(run.run.metrics), known, commands, device)
+    except StorageError:  # a damaged file must not hide the other runs
+        return None
 
 
 def ordered(

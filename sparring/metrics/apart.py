@@ -12,11 +12,14 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from sparring.errors import SparringError
 from sparring.metrics.sink import Sink
 from sparring.secrets import redact
 
 CAPACITY = 10_000
 """Records that may wait for the tracker; further ones are dropped."""
+PAUSE = 0.2
+"""Seconds between looks at what waits for the tracker."""
 PATIENCE = 5.0
 """Seconds that `close` waits for the tracker to finish."""
 
@@ -30,7 +33,9 @@ class Apart:
     """Hands everything to another sink from a background thread; no call waits and none raises.
 
     Everything about the inner sink happens on that thread, so it may open files or connections at its first
-    record. Calls that it has no method for are left out.
+    record. Calls that it has no method for are left out. A sink that has much to compute belongs into a
+    process (`TrackerProcess`): threads of Python take turns of five milliseconds. One that is left behind is
+    told so by its `abandon`, where it has one.
     """
 
     def __init__(
@@ -49,12 +54,12 @@ class Apart:
         self._capacity = capacity
         self._patience = patience
         self._remedy = remedy
-        self._queue: SimpleQueue[_Call | None] = SimpleQueue()  # its put takes no lock that we could wait for
+        self._queue: SimpleQueue[_Call] = SimpleQueue()  # its put takes no lock that we could wait for
         self._given = 0
         self._kept = 0
         self._dropping = False
         self._failing = False
-        self._closing = False
+        self._closing = threading.Event()
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name=f"sparring-{name}", daemon=True)
         self._thread.start()
@@ -81,19 +86,20 @@ class Apart:
 
     def close(self) -> None:
         """Lets the tracker finish, but no longer than the patience; says what it lost."""
-        if self._closing:
+        if self._closing.is_set():
             return
-        self._closing = True
-        self._queue.put(None)
+        self._closing.set()
         self._thread.join(self._patience)
         self._abandoned = hanging = self._thread.is_alive()
         if hanging:
             self._report(f"{self.name} did not finish within {self._patience:g} s and is left behind.")
+            if hasattr(self.sink, "abandon"):
+                self.sink.abandon()
         if self.lost:
             self._report(f"{self.name} lost {self.lost:,} of {self._given:,} records. {self._remedy}")
 
     def _hand(self, method: str, *arguments: Any) -> None:
-        if self._closing or not hasattr(self.sink, method):
+        if self._closing.is_set() or not hasattr(self.sink, method):
             return
         self._given += 1
         if self._queue.qsize() < self._capacity:
@@ -107,9 +113,12 @@ class Apart:
             threading.Thread(target=self._report, args=(text,), daemon=True).start()
 
     def _run(self) -> None:
-        while not self._abandoned and (call := self._queue.get()) is not None:
-            if self._attempt(call):
-                self._kept += 1
+        # Looks now and then: a thread that wakes at a call takes its turn from the caller in the midst of it.
+        over = False
+        while not over:
+            over = self._closing.wait(PAUSE)
+            while not self._abandoned and not self._queue.empty():
+                self._kept += self._attempt(self._queue.get())
         self._attempt(_Call("close", ()))
 
     def _attempt(self, call: _Call) -> bool:
@@ -118,11 +127,17 @@ class Apart:
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises must not end the run
             if not (self._failing or self._abandoned):
                 self._failing = True
-                kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                self._report(f"{self.name} failed ({kind}); training goes on. {self._remedy}")
+                self._report(f"{self.name} failed ({words(error)}); training goes on. {self._remedy}")
             return False
         return True
 
     def _report(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a terminal that went away
             self._say(redact(text))
+
+
+def words(error: Exception) -> str:
+    """What went wrong in a tracker; errors of ours say it themselves."""
+    if isinstance(error, SparringError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

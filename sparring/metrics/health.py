@@ -130,7 +130,7 @@ class Context:
 class Series:
     """The newest points of one metric in contiguous arrays, its first points and its extremes."""
 
-    __slots__ = ("_end", "_head", "_steps", "_values", "count", "high", "low", "noise", "start")
+    __slots__ = ("_end", "_first", "_head", "_steps", "_values", "count", "high", "low")
 
     def __init__(self) -> None:
         self._steps = np.empty(64, np.int64)
@@ -138,8 +138,8 @@ class Series:
         self._end = 0
         self.count = 0
         self._head: list[float] = []
-        self.start = self.noise = math.nan
-        """median and spread of the first points; the spread is at least a twentieth of the median"""
+        self._first: tuple[float, float] | None = None
+        """their median and spread, once somebody has asked; few do, and it is dear at every point"""
         self.low = math.inf
         self.high = -math.inf
 
@@ -152,10 +152,27 @@ class Series:
         self.count += 1
         if len(self._head) < HEAD:
             self._head.append(value)
-            self.start = float(np.median(self._head))
-            self.noise = max(float(np.std(self._head)), 0.05 * abs(self.start), 1e-9)
+            self._first = None
         self.low = min(self.low, value)
         self.high = max(self.high, value)
+
+    @property
+    def start(self) -> float:
+        """Median of the first points; NaN before them."""
+        return self._beginning()[0]
+
+    @property
+    def noise(self) -> float:
+        """Spread of the first points, at least a twentieth of their median."""
+        return self._beginning()[1]
+
+    def _beginning(self) -> tuple[float, float]:
+        if self._first is None:
+            if not self._head:
+                return math.nan, math.nan
+            start = float(np.median(self._head))
+            self._first = start, max(float(np.std(self._head)), 0.05 * abs(start), 1e-9)
+        return self._first
 
     def _make_room(self) -> None:
         """Grows up to a bound, then forgets the older half: constant time per point on average."""

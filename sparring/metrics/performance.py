@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparring.metrics import sqlite
 from sparring.metrics.advice import Commands
 from sparring.metrics.health import Advice
 
@@ -75,6 +77,16 @@ def total(records: Iterable[tuple[int, int, Mapping[str, float]]]) -> tuple[floa
             share = values.get(f"time/{kind}", 0.0)
             seconds[kind] += window * share if 0.0 <= share <= 1.0 else 0.0
     return wall, {kind: seconds[kind] / wall for kind in KINDS if seconds[kind] > 0}
+
+
+def recorded(path: Path) -> list[tuple[int, int, dict[str, float]]]:
+    """The time splits in a run's metrics file, as `judge` takes them; the first seed has the run's."""
+    rows: dict[int, dict[str, float]] = {}
+    for metric in (WINDOW, *(f"time/{kind}" for kind in KINDS)):
+        curve = sqlite.read(path, metric)
+        for step, value in zip(curve.steps.tolist(), curve.values.tolist(), strict=True):
+            rows.setdefault(step, {})[metric] = value
+    return [(step, 0, values) for step, values in sorted(rows.items())]
 
 
 def judge(

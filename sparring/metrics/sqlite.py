@@ -6,15 +6,16 @@ in WAL mode: a killed process loses at most the last second, never the file.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-import queue
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ SCHEMA = 1
 FLUSH_SECONDS = 0.5
 CAPACITY = 10_000
 """Records that may wait for the writer; beyond that `write` waits too."""
+TOGETHER = 150
+"""Points that one statement writes: SQLite of before 2020 takes 999 values, two for each point."""
 
 # Added to schema 1 after its first files: readers take a file without it for one without alerts.
 _ALERTS = """
@@ -84,15 +87,23 @@ class _Job(NamedTuple):
 
 
 class SqliteSink:
-    """Writes metrics to a file from a background thread; a full disk is reported by the next call."""
+    """Writes metrics to a file from a background thread; a full disk is reported by the next call.
+
+    The writer sleeps between flushes, however many records come, and writes a record with one statement: a
+    statement a point gives up and takes back the interpreter so often that the thread which trains has to
+    wait for its turn, five milliseconds at a time.
+    """
 
     def __init__(
         self, path: Path | str, flush_seconds: float = FLUSH_SECONDS, capacity: int = CAPACITY
     ) -> None:
         self.path = Path(path)
         self._flush_seconds = flush_seconds
-        self._queue: queue.Queue[_Record | _Job] = queue.Queue(capacity)
+        self._capacity = capacity
+        self._queue: SimpleQueue[_Record | _Job] = SimpleQueue()  # its put takes no lock that is waited for
         self._stop = threading.Event()
+        self._wanted = threading.Event()
+        """set when the writer shall not sleep any longer"""
         self._failure: Exception | None = None
         self._keys: dict[str, int] = {}
         try:
@@ -132,6 +143,7 @@ class SqliteSink:
         if self._stop.is_set():
             return
         self._stop.set()
+        self._wanted.set()
         self._thread.join()
         self._connection.close()
         self._raise_failure()
@@ -140,16 +152,17 @@ class SqliteSink:
         self._check_open()
         job = _Job(statements, threading.Event())
         self._put(job)
+        self._wanted.set()
         while not job.done.wait(0.2):
             self._raise_failure()
         self._raise_failure()
 
     def _put(self, item: _Record | _Job) -> None:
-        while True:
-            try:
-                return self._queue.put(item, timeout=0.2)
-            except queue.Full:
-                self._raise_failure()  # otherwise the writer is only slow: wait for it
+        while self._queue.qsize() >= self._capacity:
+            self._raise_failure()  # otherwise the writer is only slow: wait for it
+            self._wanted.set()
+            time.sleep(0.001)
+        self._queue.put(item)
 
     def _check_open(self) -> None:
         if self._stop.is_set():
@@ -166,28 +179,23 @@ class SqliteSink:
         )
 
     def _run(self) -> None:
-        """Collects records for a moment, writes them in one transaction; keeps and retries what failed."""
+        """Lets records gather for a moment, writes them in one transaction; keeps and retries what failed."""
         batch: list[_Record | _Job] = []
         while not self._stop.is_set():
             if self._failure is not None and batch:
                 self._stop.wait(self._flush_seconds)
             else:
-                self._collect(batch)
+                self._wanted.wait(self._flush_seconds)
+                self._wanted.clear()
+                self._take(batch)
             self._flush(batch)
-        while not self._queue.empty():
-            batch.append(self._queue.get_nowait())
+        self._take(batch)
         self._flush(batch)
 
-    def _collect(self, batch: list[_Record | _Job]) -> None:
-        deadline = time.monotonic() + self._flush_seconds
-        while (left := deadline - time.monotonic()) > 0 and not self._stop.is_set():
-            try:
-                item = self._queue.get(timeout=min(left, 0.1))  # short, so that `close` is not kept waiting
-            except queue.Empty:
-                continue
-            batch.append(item)
-            if isinstance(item, _Job) or len(batch) >= CAPACITY:
-                return
+    def _take(self, batch: list[_Record | _Job]) -> None:
+        """Everything that waits now."""
+        for _ in range(self._queue.qsize()):
+            batch.append(self._queue.get_nowait())
 
     def _flush(self, batch: list[_Record | _Job]) -> None:
         try:
@@ -212,10 +220,10 @@ class SqliteSink:
             for statement, arguments in item.statements:
                 self._connection.execute(statement, arguments)
             return
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?)",
-            [(self._key(name), item.seed, item.step, item.seconds, v) for name, v in item.values.items()],
-        )
+        points = iter(item.values.items())
+        while some := list(itertools.islice(points, TOGETHER)):
+            values = [x for name, value in some for x in (self._key(name), value)]
+            self._connection.execute(_insert(len(some)), (item.seed, item.step, item.seconds, *values))
 
     def _key(self, name: str) -> int:
         if name not in self._keys:
@@ -223,6 +231,13 @@ class SqliteSink:
             row = self._connection.execute("SELECT id FROM keys WHERE name = ?", (name,)).fetchone()
             self._keys[name] = int(row[0])
         return self._keys[name]
+
+
+@functools.cache
+def _insert(points: int) -> str:
+    """The statement for so many points of one seed, step and time."""
+    rows = ", ".join(f"(?{4 + 2 * i}, ?1, ?2, ?3, ?{5 + 2 * i})" for i in range(points))
+    return f"INSERT OR REPLACE INTO points VALUES {rows}"  # noqa: S608  (numbers of ours)
 
 
 def read(path: Path | str, name: str, seed: int = 0) -> Curve:

@@ -1,4 +1,4 @@
-"""Trackers by name, each apart from training."""
+"""Trackers by name, each in a process apart from training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 from sparring.errors import ConfigError, nearest
 from sparring.metrics.apart import Apart
 from sparring.metrics.sink import Sink
+from sparring.metrics.tracker_process import TrackerProcess
 
 TRACKERS = ("tensorboard", "wandb")
+PATIENCE = 15.0
+"""Seconds that the end of a run waits for a tracker; one of a short run has yet to start."""
 
 
 def make(name: str, folder: Path, title: str, run: Path | None = None) -> Sink:
@@ -27,7 +30,7 @@ def make(name: str, folder: Path, title: str, run: Path | None = None) -> Sink:
 
 
 def check(names: Iterable[str]) -> None:
-    """Raises what `start` would, before there is a run."""
+    """Raises what would keep a tracker from working, before there is a run."""
     for name in names:
         make(name, Path(), "")
 
@@ -43,9 +46,9 @@ def start(
     folders = {"tensorboard": tensorboard or run / "tensorboard", "wandb": run}
     started = []
     for name in dict.fromkeys([*names, *(["tensorboard"] if tensorboard else [])]):
-        sink = make(name, folders.get(name, run), run.name, run)
+        sink = TrackerProcess(name, folders.get(name, run), run.name, run)
         remedy = f"Nothing is lost from metrics.sqlite: sparring export {run} --to {name} -o DIR"
-        tracker = Apart(sink, name, say, remedy=remedy)
+        tracker = Apart(sink, name, say, patience=PATIENCE, remedy=remedy)
         tracker.describe(facts)
         started.append(tracker)
     return started

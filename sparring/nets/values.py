@@ -109,9 +109,7 @@ def build(
     return QNet(trunk, body, advantage, output(value_key, 1) if dueling else None, codec)
 
 
-def hidden(
-    config: AgentConfig, nets: Any, moments: Moments | None, rollout: Transition
-) -> list[list[Array]]:
+def hidden(config: AgentConfig, nets: Any, moments: Moments | None, rollout: Transition) -> list[list[Array]]:
     """What the hidden layers make of a few observations of a rollout [T, B, …] or of sequences, each by
     itself."""
     obs = checkup.sampled(sight.seen(rollout), rollout.reward.ndim)

@@ -21,7 +21,7 @@ class FileRecord(NamedTuple):
     sha256: str
 
 
-def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+def write_file(path: Path, chunks: Iterable[bytes | memoryview], sync: bool = True) -> FileRecord:
     """Writes a new file and syncs it to the disk; the record describes the bytes that were meant."""
     digest = hashlib.sha256()
     size = 0
@@ -34,7 +34,8 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
             size += len(rest)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        if sync:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return FileRecord(size, digest.hexdigest())

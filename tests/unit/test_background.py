@@ -12,7 +12,7 @@ import pytest
 from conftest import agent as make_algo
 
 from sparring import launch
-from sparring.background import BackgroundEvaluator, Request, Stage
+from sparring.background import NICENESS, BackgroundEvaluator, Request, Stage
 from sparring.envs.classic.cartpole import CartPole
 from sparring.metrics import sqlite
 from sparring.model import Agent, save_agent
@@ -56,6 +56,8 @@ def test_a_killed_process_is_replaced_and_plays_its_snapshot_again(tmp_path):
     evaluator = BackgroundEvaluator(STAGE, said.append)
     evaluator.submit(Request(7, 1.0, (snapshot(tmp_path, "a"),), (3,)))
     assert evaluator.pid is not None
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, evaluator.pid) == min(mine + NICENESS, 19)  # from its start on
     os.kill(evaluator.pid, signal.SIGKILL)
     assert [a.request.step for a in evaluator.drain()] == [7]
     assert evaluator.restarts == 1

@@ -15,6 +15,7 @@ import pytest
 from sparring.metrics.charts import short
 from sparring.metrics.health import (
     EPISODES,
+    HEAD,
     KEPT,
     Context,
     Engine,
@@ -305,3 +306,18 @@ def healthy_range(limit: Limit) -> str:
     if math.isinf(limit.low):
         return f"≤ {short(limit.high)}"
     return f"≥ {short(limit.low)}" if math.isinf(limit.high) else f"{short(limit.low)} to {short(limit.high)}"
+
+
+def test_the_beginning_of_a_series_is_that_of_its_first_points() -> None:
+    series = Series()
+    assert math.isnan(series.start)
+    assert math.isnan(series.noise)
+    first = [3.0, 1.0, 2.0, 10.0, 4.0, 5.0, 7.0, 6.0]
+    assert len(first) == HEAD
+    for count, value in enumerate(first, 1):
+        series.append(count, value)
+        assert series.start == np.median(first[:count])
+        assert series.noise == max(np.std(first[:count]), 0.05 * series.start)
+    beginning = series.start, series.noise
+    series.append(9, 1000.0)
+    assert (series.start, series.noise) == beginning

@@ -256,3 +256,29 @@ def test_tee_writes_to_all_and_closes_all(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="broken"):
         tee.close()
     assert sqlite.last(tmp_path / "m.sqlite", "x") == 1.0
+
+
+def test_a_record_of_many_points_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "m.sqlite"
+    sink = SqliteSink(path)
+    many = {f"metric/{i}": i / 7 for i in range(2 * sqlite.TOGETHER + 3)}
+    sink.write(1, 0.1, many)
+    sink.write(2, 0.2, {})
+    sink.close()
+    (record,) = sqlite.written(path)
+    assert record == (1, 0.1, many, 0)  # every number to its last bit
+
+
+def test_the_writer_takes_its_turn_once_a_record_and_sleeps_while_records_come(tmp_path: Path) -> None:
+    """Otherwise the thread that trains waits for its own turn, 5 ms at a time."""
+    sink = SqliteSink(tmp_path / "m.sqlite", flush_seconds=30.0)
+    sink.write(0, 0.0, {f"metric/{i}": 0.0 for i in range(60)})
+    sink.flush()  # names have their ids now
+    statements: list[str] = []
+    sink._connection.set_trace_callback(statements.append)
+    for step in range(1, 11):
+        sink.write(step, 0.0, {f"metric/{i}": 0.0 for i in range(60)})
+    assert statements == []
+    sink.flush()
+    assert [statement.split(" ", 1)[0] for statement in statements] == ["BEGIN", *["INSERT"] * 10, "COMMIT"]
+    sink.close()

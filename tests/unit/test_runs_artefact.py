@@ -270,3 +270,14 @@ def test_the_golden_artefact_of_schema_1_loads() -> None:
     weights = loaded.weights({"actor": {"w": np.zeros((4, 2), np.float32)}})
     np.testing.assert_array_equal(weights["actor"]["w"], np.arange(8, dtype=np.float32).reshape(4, 2))
     assert loaded.train_state({"count": np.zeros((), np.int32)})["count"] == 3
+
+
+def test_a_passing_copy_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    save(tmp_path / "lasting")
+    assert synced
+    synced.clear()
+    save(tmp_path / "passing", sync=False)
+    assert synced == []
+    assert same(artefact.load(tmp_path / "passing").weights(jax.eval_shape(lambda: POLICY)), POLICY)

@@ -10,6 +10,7 @@ from cli_help import Shell
 from made_runs import make_run
 
 from sparring.errors import ConfigError, UnknownName
+from sparring.metrics.sqlite import SqliteSink
 from sparring.runs.selection import everything, select
 
 
@@ -130,3 +131,23 @@ def test_mistakes_of_the_command(sparring: Shell) -> None:
     two = sparring("runs", "here", "there")
     assert (two.code, "One folder of runs at a time" in two.error) == (2, True)
     assert sparring("runs", "--sort", "size").code == 2
+
+
+def test_long_tells_what_limits_a_run_where_its_metrics_do(sparring: Shell, tmp_path: Path) -> None:
+    made = make_run(tmp_path, "slow", [5.0])
+    make_run(tmp_path, "old", [5.0])
+    sink = SqliteSink(made.metrics)
+    for step in (1000, 2000):
+        sink.write(step, 5.0, {"time/split_seconds": 5.0, "time/env": 0.9, "time/update": 0.1})
+    sink.close()
+    said = sparring("runs", tmp_path, "--long").out
+    assert "slow: The environment takes 90% of the time with 4 copies" in said
+    assert "Try: sparring train ppo CartPole-v1" in said
+    assert "old:" not in said
+    found = {
+        run["name"]: run["performance"] for run in sparring("runs", tmp_path, "--long", "--json").last["runs"]
+    }
+    assert (found["old"], found["slow"]["bound"], found["slow"]["seconds"]) == (None, "env", 10.0)
+    assert "performance" not in sparring("runs", tmp_path, "--json").last["runs"][0]
+    (tmp_path / "old" / "metrics.sqlite").write_bytes(b"damaged" * 1000)
+    assert sparring("runs", tmp_path, "--long").code == 0
