@@ -95,7 +95,7 @@ class BackgroundEvaluator:
         self._films_given_up = 0
         """since the last one that was made"""
         self._process: Any = None
-        self._pipe: Connection | None = None
+        self._pipe: Any = None
 
     @property
     def busy(self) -> bool:
@@ -221,9 +221,8 @@ class BackgroundEvaluator:
             else:
                 self._no_more_films(given_up)
         else:
-            self._say(
-                f"The evaluating process died (exit code {code}) and was started again; training goes on."
-            )
+            how = "" if code is None else f" (exit code {code})"
+            self._say(f"The evaluating process died{how} and was started again; training goes on.")
             self._again(request)
         self._feed()
 
@@ -274,27 +273,40 @@ def serve(pipe: Connection, stage: Stage) -> None:
     from sparring.drivers.platform import prepare
 
     prepare("cpu")  # the accelerator belongs to training
-    env: Any = None
+    player = Player(stage)
     try:
         while (request := pipe.recv()) is not None:
-            try:
-                if request.film is not None:
-                    shoot(stage, request)
-                    answer: tuple[Any, ...] = ("filmed",)
-                else:
-                    if env is None:
-                        env = _environment(stage)
-                    answer = ("done", *play(env, stage, request))
-            except Exception as error:  # noqa: BLE001  (whatever an environment raises is told to the trainer)
-                if not isinstance(error, SparringError):  # ours say what is wrong
-                    traceback.print_exc()
-                answer = ("failed", f"{type(error).__name__}: {error}")
-            pipe.send(answer)
+            pipe.send(player.answer(request))
     except (EOFError, OSError):
         return  # the trainer is gone
     finally:
-        if hasattr(env, "close"):
-            env.close()
+        player.close()
+
+
+class Player:
+    """Plays requests in an environment that is made for the first one."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._env: Any = None
+
+    def answer(self, request: Request) -> tuple[Any, ...]:
+        """("done", evaluations …), ("filmed",) or ("failed", why)."""
+        try:
+            if request.film is not None:
+                shoot(self.stage, request)
+                return ("filmed",)
+            if self._env is None:
+                self._env = _environment(self.stage)
+            return ("done", *play(self._env, self.stage, request))
+        except Exception as error:  # noqa: BLE001  (whatever an environment raises is told to the trainer)
+            if not isinstance(error, SparringError):  # ours say what is wrong
+                traceback.print_exc()
+            return ("failed", f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        if hasattr(self._env, "close"):
+            self._env.close()
 
 
 def play(

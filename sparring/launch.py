@@ -223,14 +223,30 @@ def _in_background(plan: Plan) -> bool:
     return chosen == "background" or (chosen == "auto" and not registry.is_jax(plan.env))
 
 
-def _player(plan: Plan, settings: Settings, say: Callable[[str], None]) -> BackgroundEvaluator | None:
-    """The process beside training that evaluates, films or does both, where one is needed."""
-    if not _in_background(plan) and settings.video_freq <= 0:
-        return None
+class Players(NamedTuple):
+    """Who evaluates and who films beside training, where somebody does; it may be the same."""
+
+    evaluator: BackgroundEvaluator | None
+    filmer: BackgroundEvaluator | None
+
+    def close(self) -> None:
+        for player in self:
+            if player is not None:
+                player.close()
+
+
+def _players(plan: Plan, settings: Settings, say: Callable[[str], None]) -> Players:
+    """A process beside training, and for evaluation, where there is a cluster, an actor in it."""
+    evaluates, films = _in_background(plan), settings.video_freq > 0
     episodes = settings.n_eval_episodes
     rows = min(episodes, ROWS)
     stage = Stage(plan.env, plan.env_kwargs, settings.time_limit, rows, episodes, trusted=True)
-    return BackgroundEvaluator(stage, say)
+    beside = BackgroundEvaluator(stage, say)
+    if evaluates and settings.driver == "cluster":
+        from sparring.remote_evaluator import ClusterEvaluator
+
+        return Players(ClusterEvaluator(stage, say), beside if films else None)
+    return Players(beside if evaluates else None, beside if films else None)
 
 
 def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
@@ -302,7 +318,7 @@ def _run(
         lasting = folder.parent != run.snapshots  # training does not wait for the disk for the others
         save_agent(folder, driver.algo, driver.train_state(index), plan.algorithm, full, sync=lasting)
 
-    player = _player(plan, parts.settings, say)
+    players = _players(plan, parts.settings, say)
     session = Session(
         driver,
         parts.settings,
@@ -312,8 +328,8 @@ def _run(
         save_agent=keep,
         metadata={"env": plan.env},
         say=say,
-        evaluator=player if _in_background(plan) else None,
-        filmer=player if parts.settings.video_freq > 0 else None,
+        evaluator=players.evaluator,
+        filmer=players.filmer,
     )
     try:
         try:
@@ -327,6 +343,5 @@ def _run(
         session.displays.extend(display(parts.settings, session.steps) if display is not None else [])
         return Outcome(run, session.run())
     finally:
-        if player is not None:
-            player.close()
+        players.close()
         _close(parts)

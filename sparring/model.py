@@ -170,7 +170,10 @@ def _asynchronous(
         settings.worker_deadline,
         dict(kwargs or {}),
         settings.time_limit,
+        settings.replay_shards,
     )
+    if crew.shards and settings.driver != "cluster":
+        raise ConfigError("replay_shards are Ray actors: use driver=cluster, or leave them out.")
     crew.check(algo, env)
     window = settings.stats_window_size
     if settings.driver == "cluster":

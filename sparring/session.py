@@ -84,6 +84,8 @@ class Settings:
     """of the Ray cluster for driver=cluster; empty starts one in this machine"""
     actors: int = 2
     """actors of driver=async and cluster, among which the n_envs rows are shared"""
+    replay_shards: int = 0
+    """Ray actors that hold the replay of driver=cluster, each a share of the rows; 0: the learner does"""
     actor_kind: Literal["process", "thread"] = "process"
     """where an actor lives; threads are for environments that step outside Python's lock"""
     actor_pull: int = 0

@@ -61,6 +61,8 @@ class Crew:
     """seconds without a step after which an actor is replaced"""
     kwargs: dict[str, Any] | None = None
     time_limit: int | None = None
+    shards: int = 0
+    """of the replay, on a cluster; 0 leaves it with the learner"""
 
     def check(self, algo: Any, env: Any) -> None:
         """Refuses what cannot work, with the way out."""
@@ -81,6 +83,11 @@ class Crew:
             raise ConfigError(
                 f"n_envs={rows} rows cannot be shared evenly by actors={self.actors}. Choose n_envs as a "
                 f"multiple of it, for example n_envs={max(self.actors, 1) * -(-rows // max(self.actors, 1))}."
+            )
+        if self.shards and not offpolicy.on_host(algo.config, algo.spec):
+            raise ConfigError(
+                "replay_shards divides a replay of steps in the host's memory, and this one is the device's. "
+                "Set buffer=host with dqn, sac, td3 or crossq, or leave replay_shards out."
             )
         if self.pull < 0 or self.push < 1:
             raise ConfigError(

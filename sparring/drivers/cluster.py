@@ -1,7 +1,8 @@
-"""The cluster driver: the asynchronous driver with its actors and its weight slot on Ray.
+"""The cluster driver: the asynchronous driver with its actors, weight slot and replay shards on Ray.
 
-The learner and its replay are in the process that trains; actors run wherever Ray finds a free core. An actor
-whose node leaves is replaced, on another node or on one that joins later, and learning goes on meanwhile.
+The learner is the process that trains, and keeps the replay unless shards do; actors run wherever Ray finds a
+free core. An actor whose node leaves is replaced, on another node or on one that joins later, and learning
+goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import Any
 from sparring.drivers.acting import Acting, Job, decode, encode
 from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.collector import Chunk
+from sparring.drivers.ray_library import library
 from sparring.drivers.seats import DEPTH, Seat, Trouble
+from sparring.drivers.shards import ShardedRing, ShardLost
 from sparring.drivers.slot import Slot, Weights
 from sparring.envs.api import HostEnv
 from sparring.envs.workers import THREAD_VARIABLES
-from sparring.errors import CheckpointError, ConfigError, MissingExtra
+from sparring.errors import CheckpointError, ConfigError
 from sparring.runs import tensors
-from sparring.types import Algorithm
+from sparring.types import Algorithm, Batch, Transition
 
 STORE_BYTES = 512 << 20
 """Shared memory that a local Ray takes: chunks and weights are small."""
@@ -50,17 +53,6 @@ def connect(address: str, cores: int) -> bool:
             num_cpus=cores + 1, num_gpus=0, include_dashboard=False, object_store_memory=STORE_BYTES, **quiet
         )
     return True
-
-
-def library() -> Any:
-    """Ray itself."""
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtra(
-            "driver=cluster needs Ray. Install it with: pip install 'sparring[cluster]', or use driver=async."
-        ) from error
-    return ray
 
 
 class Board:
@@ -200,8 +192,12 @@ class ClusterRun(Async):
         crew: Crew | None = None,
         address: str = "",
     ) -> None:
-        super().__init__(algo, env, source, seed, window, crew)
-        self._started = connect(address, self.crew.actors)
+        self._started = connect(address, (crew or Crew()).actors)
+        try:
+            super().__init__(algo, env, source, seed, window, crew)
+        except BaseException:
+            self._leave()
+            raise
 
     def _open_slot(self) -> Slot:
         return ClusterSlot.beside_me()
@@ -210,8 +206,33 @@ class ClusterRun(Async):
         assert self._slot is not None
         return RaySeat(job, self._slot, self._template, self._arrived)
 
+    def _open_ring(self, example: Transition, copies: int) -> Any:
+        if not self.crew.shards:
+            return super()._open_ring(example, copies)
+        c = self.algo.config
+        return ShardedRing(example, c.buffer_size, c.n_steps, c.frame_stack, self.crew.shards)
+
+    def _drawn(self) -> Batch:
+        while True:
+            with contextlib.suppress(ShardLost):  # what is left is drawn from
+                return super()._drawn()
+
+    def events(self) -> list[str]:
+        ring: Any = self._ring
+        news, lost = super().events(), ring.news[:] if self.crew.shards else []
+        if lost:
+            ring.news.clear()
+        return news + lost
+
     def close(self) -> None:
         super().close()
+        ring: Any = self._ring
+        if self.crew.shards:
+            ring.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Ends the Ray that was started for this run."""
         if self._started:
             self._started = False
             library().shutdown()
