@@ -91,6 +91,36 @@ def study() -> list[str]:
     return lines
 
 
+def time_to() -> list[str]:
+    """Steps and minutes until a greedy evaluation first reaches a score, by algorithm."""
+    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for path in sorted((RESULTS / "time_to").glob("*.json")):
+        result = json.loads(path.read_text())
+        runs[result["algorithm"]].append(result)
+    if not runs:
+        return ["Not measured yet."]
+    some = next(iter(runs.values()))[0]
+    lines = [
+        f"`python benchmarks/time_to.py`: {some['env']}, the first of the evaluations every 10,000 steps (20 "
+        f"greedy episodes) that reaches {some['reward']:g}; presets, one core of {some['processor']}, "
+        f"{some['date']}. Median (lowest to highest) of the seeds that reached it.",
+        "",
+        "| algorithm | seeds that reached it | steps | minutes of training |",
+        "|---|---|---|---|",
+    ]
+    for algorithm, found in runs.items():
+        reached = [r for r in found if r["steps"] is not None]
+        cells = ["", ""]
+        if reached:
+            steps, minutes = [r["steps"] for r in reached], [r["seconds"] / 60 for r in reached]
+            cells = [
+                f"{statistics.median(steps):,.0f} ({min(steps):,} to {max(steps):,})",
+                f"{statistics.median(minutes):.1f} ({min(minutes):.1f} to {max(minutes):.1f})",
+            ]
+        lines.append(f"| {algorithm} | {len(reached)} of {len(found)} | {cells[0]} | {cells[1]} |")
+    return lines
+
+
 def rate(results: list[dict[str, Any]]) -> str:
     """Median steps per second of training, evaluation at the end and compilation included."""
     known = [r["steps"] / r["train_seconds"] for r in results if r.get("train_seconds")]
@@ -242,6 +272,8 @@ def main() -> None:
         "half.",
         "",
         *study(),
+        "",
+        *time_to(),
         "",
         "## Speed",
         "",
