@@ -33,8 +33,8 @@ def rows() -> dict[str, dict[str, Any]]:
     return tomllib.loads((HERE / "learn.toml").read_text())
 
 
-def one(name: str, seed: int, out: Path, scratch: Path) -> None:
-    """Trains one seed of one row, evaluates its final policy on fresh seeds, and writes the result."""
+def learned(name: str, row: dict[str, Any], seed: int, out: Path, scratch: Path) -> None:
+    """Trains one seed of a row, evaluates its final policy on fresh seeds, and writes the result."""
     from sparring import launch
     from sparring.envs import registry
     from sparring.metrics import sqlite
@@ -42,7 +42,6 @@ def one(name: str, seed: int, out: Path, scratch: Path) -> None:
     from sparring.runs import directory
     from sparring.runs.provenance import processor
 
-    row = rows()[name]
     values = {"eval_freq": -1, "n_eval_episodes": 1, **row.get("set", {})}
     plan = launch.plan(row["algorithm"], row["env"], (seed,), values=values)
     folder = scratch / f"{name}-{seed}"
@@ -96,7 +95,8 @@ def main() -> None:
         os.sched_setaffinity(0, {arguments.core})
     if arguments.one:
         name, seed = arguments.one[0], int(arguments.one[1])
-        one(name, seed, arguments.out / f"sparring-{name}-{seed}.json", arguments.scratch)
+        out = arguments.out / f"sparring-{name}-{seed}.json"
+        learned(name, rows()[name], seed, out, arguments.scratch)
         return
     known = rows()
     chosen: list[str] = []
