@@ -88,6 +88,18 @@ def study() -> list[str]:
         x, y = (np.array([[r["deterministic"]["mean"]] for r in ours[row]]) for row in (name, base))
         chance = "" if name == base else f"{float(probability_of_improvement(x, y)):.2f}"
         lines.append(f"| {name} | {row['target']} | {score(ours[name])} | {chance} |")
+    for path in sorted((RESULTS / "fixed").glob("*.json")):
+        found = json.loads(path.read_text())
+        base = f"{found['env'].partition('-')[0].lower()}-gdi-uniform"
+        means = np.array(found["means"])
+        known = np.array([r["deterministic"]["mean"] for r in ours[base]])
+        chance = float(probability_of_improvement(means[:, None], known[:, None]))
+        middle = interval(means)
+        lines.append(
+            f"| {base.removesuffix('-uniform')}, fixed | best of {len(found['tried'])} fixed indices: "
+            f"{', '.join(f'{x:g}' for x in found['best'])} | {middle.value:.1f} [{middle.low:.1f}, "
+            f"{middle.high:.1f}] | {chance:.2f} |"
+        )
     return lines
 
 
