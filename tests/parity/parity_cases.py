@@ -94,6 +94,8 @@ LIKE = {
     ("reinforce", "normalised"),
     ("dqn", "noisy"),
     ("gdi", "truncating"),
+    ("dqn", "recurrent"),
+    ("ppo", "masked"),
 }
 """Pairs whose parts are all in others, too: only `make exhaustive` runs them."""
 

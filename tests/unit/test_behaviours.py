@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import agent
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparring import actor
@@ -71,6 +71,7 @@ def test_a_trained_agents_map(tmp_path: Path, capsys: Any) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
+@settings(max_examples=10)
 def test_shaped_returns_are_sums_over_whole_episodes(seed: int) -> None:
     steps, rows, window = 12, 2, 3
     rng = np.random.default_rng(seed)

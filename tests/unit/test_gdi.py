@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import quick
 
 from sparring.algos import gdi
 from sparring.algos.gdi import GDI, GDIConfig
@@ -138,8 +139,8 @@ def test_variants(variant: str, heads: int, names: tuple[str, ...]) -> None:
 def test_no_gradient_of_the_target_reaches_v_from_q() -> None:
     """With only the Q-loss on, the value head does not move."""
     algo = made(v_coef=0.0, pi_coef=0.0, weight_decay=0.0, learning_rate=1e-3, warmup=1)
-    state = algo.init(jax.random.key(0))
-    new, _ = algo.update(state, one_batch(algo, state, length=6), jax.random.key(3))
+    state = quick(algo.init)(jax.random.key(0))
+    new, _ = quick(algo.update)(state, one_batch(algo, state, length=6), jax.random.key(3))
     assert np.array_equal(new.nets.value.weight, state.nets.value.weight)
     assert not np.array_equal(new.nets.advantage.weight, state.nets.advantage.weight)
 
@@ -147,10 +148,10 @@ def test_no_gradient_of_the_target_reaches_v_from_q() -> None:
 def test_a_short_episode_is_learned_from() -> None:
     """An episode of 5 steps in sequences of 20 counts 5 steps, not none."""
     algo = made(sequence_length=20)
-    state = algo.init(jax.random.key(0))
+    state = quick(algo.init)(jax.random.key(0))
     batch = one_batch(algo, state, length=5)
     assert int(batch.data.mask.sum()) == 5 * batch.data.mask.shape[0]
-    _, report = algo.update(state, batch, jax.random.key(3))
+    _, report = quick(algo.update)(state, batch, jax.random.key(3))
     assert float(report.metrics["train/q_loss_1"]) > 0
 
 
@@ -161,9 +162,9 @@ def one_batch(algo: GDI, state: Any, length: int) -> Any:
     steps = length * 4
     key = jax.random.key(5)
     obs = jax.random.normal(key, (steps + 1, ROWS, 4))
-    _, extras, _ = algo.act(
-        algo.policy(state), algo.carry(ROWS), View(obs[0]), Behaviour(), jax.random.key(6)
-    )
+    view, key = View(obs[0]), jax.random.key(6)
+    acting = quick(lambda state: algo.act(algo.policy(state), algo.carry(ROWS), view, Behaviour(), key))
+    _, extras, _ = acting(state)
     ends = jnp.broadcast_to((jnp.arange(steps) % length == length - 1)[:, None], (steps, ROWS))
     rollout = Transition(
         obs[:-1],
@@ -175,8 +176,8 @@ def one_batch(algo: GDI, state: Any, length: int) -> Any:
         jax.tree.map(lambda x: jnp.broadcast_to(x, (steps, *x.shape)), extras),
         first=jnp.roll(ends, 1, axis=0).at[0].set(True),
     )
-    memory = algo.replay.add(algo.replay.init(rollout), rollout)
-    return algo.replay.sample(memory, jax.random.key(7))
+    replay = algo.replay
+    return quick(lambda data: replay.sample(replay.add(replay.init(data), data), jax.random.key(7)))(rollout)
 
 
 @pytest.mark.parametrize(("settings", "words"), [

@@ -23,6 +23,8 @@ from sparring.replay.host_ring import HostRing
 from sparring.session import Settings
 from sparring.types import Transition
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # Ray starts its servers from this process
+
 STEPS, ROWS, CAPACITY = 4, 4, 96
 TINY = {"net_arch": [8], "buffer_size": 200, "learning_starts": 16, "batch_size": 8, "train_freq": 4}
 

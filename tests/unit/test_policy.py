@@ -179,13 +179,13 @@ def test_observations_are_normalised_with_what_was_seen_and_clipped():
 
 
 def test_only_real_numbers_of_a_dict_are_normalised():
-    space = Dict((("a", Box((2,))), ("b", Discrete(3)), ("c", Box((4,), 0, 255, "uint8"))))
+    space = Dict((("a", Box((2,))), ("b", Discrete(3)), ("c", Box((36, 36, 1), 0, 255, "uint8"))))
     assert sight.normalisable(space) == ("a",)
     spec = replace(SPEC, observation=space)
     obs = {
         "a": jnp.full((T, B, 2), 3.0),
         "b": jnp.ones((T, B), jnp.int32),
-        "c": jnp.full((T, B, 4), 9, jnp.uint8),
+        "c": jnp.full((T, B, 36, 36, 1), 9, jnp.uint8),
     }
     moments = sight.absorb_obs(sight.start_moments(spec, NORMALISED), spec, rollout(obs=obs))
     seen = sight.normalised(NORMALISED.clip_obs, moments, space, obs)
