@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -25,6 +24,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from machine import described
 
 from sparring import launch
 from sparring.metrics import sqlite
@@ -161,12 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = summary(rounds)
     print(table(found))
     result = {
-        "machine": {
-            "system": platform.platform(),
-            "cores": os.cpu_count(),
-            "load_before": [round(x, 1) for x in before],
-            "load_after": [round(x, 1) for x in os.getloadavg()],
-        },
+        "machine": described(before),
         "env": options.env,
         "steps": options.steps,
         "rounds": options.rounds,

@@ -21,7 +21,6 @@ import gc
 import itertools
 import json
 import os
-import platform
 import resource
 import signal
 import statistics
@@ -35,6 +34,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from machine import described
 
 from sparring.config import from_mapping
 from sparring.drivers.loop import Driver
@@ -316,12 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = summary(rounds)
     print(table(found))
     result = {
-        "machine": {
-            "system": platform.platform(),
-            "cores": os.cpu_count(),
-            "load_before": [round(x, 1) for x in before],
-            "load_after": [round(x, 1) for x in os.getloadavg()],
-        },
+        "machine": described(before),
         "rounds": options.rounds,
         "iterations": options.iterations,
         "arms": found,

@@ -40,6 +40,7 @@ def learned(name: str, row: dict[str, Any], seed: int, out: Path, scratch: Path)
     from sparring.metrics import sqlite
     from sparring.model import Agent
     from sparring.runs import directory
+    from sparring.runs.durable import replace_file
     from sparring.runs.provenance import processor
 
     values = {"eval_freq": -1, "n_eval_episodes": 1, **row.get("set", {})}
@@ -74,9 +75,7 @@ def learned(name: str, row: dict[str, Any], seed: int, out: Path, scratch: Path)
         "cores": os.cpu_count(),
         "settings": values,
     }
-    temporary = out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result) + "\n")
-    temporary.replace(out)
+    replace_file(out, [json.dumps(result).encode() + b"\n"])
 
 
 def main() -> None:

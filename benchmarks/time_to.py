@@ -28,6 +28,7 @@ def one(algorithm: str, env: str, reward: float, seed: int, out: Path, scratch: 
     from sparring import launch
     from sparring.metrics import performance, sqlite
     from sparring.runs import directory
+    from sparring.runs.durable import replace_file
     from sparring.runs.provenance import processor
 
     values = {
@@ -57,9 +58,7 @@ def one(algorithm: str, env: str, reward: float, seed: int, out: Path, scratch: 
         "cores": os.cpu_count(),
         "date": datetime.date.today().isoformat(),
     }
-    temporary = out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result) + "\n")
-    temporary.replace(out)
+    replace_file(out, [json.dumps(result).encode() + b"\n"])
 
 
 def main() -> None:

@@ -187,15 +187,10 @@ def _count_told(told: Told, info: Any, over: Array, mask: Array, lengths: Array)
     counts = over & mask
     some = jnp.maximum(jnp.sum(counts), 1)
 
-    def step(total: dict[str, Array], now: tuple[Any, Array, Array]) -> tuple[Any, Any]:
-        info_t, over_t, mask_t = now
-        total = {n: x + jnp.where(mask_t, info_t[n], 0.0) for n, x in total.items()}
-        return {n: jnp.where(over_t, 0.0, x) for n, x in total.items()}, total
-
     def mean(x: Array) -> Array:
         return jnp.sum(jnp.where(counts, x, 0.0)) / some
 
-    total, totals = jax.lax.scan(step, told.total, (info, over, mask))
+    total, totals = _running(told.total, {n: info[n] for n in told.total}, over, mask)
     ended = {}
     for n, x in totals.items():
         new = jnp.stack([mean(x), mean(x / jnp.maximum(lengths, 1)), mean(info[n])])
@@ -210,17 +205,19 @@ def told_means(episodes: Episodes) -> dict[str, Array]:
     return {f"env/{name}_{kind}": x[i] for name, x in ended.items() for i, kind in enumerate(kinds)}
 
 
-def _running(
-    total: Float[Array, " B"], reward: Float[Array, "T B"], over: Array, mask: Array
-) -> tuple[Float[Array, " B"], Float[Array, "T B"]]:
-    """Returns of the episodes in progress, after the rollout and after each of its steps."""
+def _running(total: Any, earned: Any, over: Array, mask: Array) -> tuple[Any, Any]:
+    """Sums over the episodes in progress, [B, …], of what each step [T, B, …] earned: after the rollout, and
+    after every step of it, before an end sets them to zero."""
 
-    def step(total: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        reward_t, over_t, mask_t = now
-        total = total + jnp.where(mask_t, reward_t, 0.0)
-        return jnp.where(over_t, 0.0, total), total
+    def where(flag: Array, x: Array, y: Array) -> Array:
+        return jnp.where(flag.reshape(flag.shape + (1,) * (x.ndim - 1)), x, y)
 
-    return jax.lax.scan(step, total, (reward, over, mask))
+    def step(total: Any, now: tuple[Any, Array, Array]) -> tuple[Any, Any]:
+        earned_t, over_t, mask_t = now
+        total = jax.tree.map(lambda a, x: a + where(mask_t, x, jnp.zeros_like(x)), total, earned_t)
+        return jax.tree.map(lambda a: where(over_t, jnp.zeros_like(a), a), total), total
+
+    return jax.lax.scan(step, total, (earned, over, mask))
 
 
 def count_episodes(
@@ -234,15 +231,10 @@ def count_episodes(
     mask = jnp.ones_like(over) if rollout.mask is None else rollout.mask
     steps = jnp.ones_like(over, jnp.int32) if rollout.elapsed is None else rollout.elapsed.astype(jnp.int32)
 
-    def step(state: tuple[Array, Array], now: tuple[Array, ...]) -> tuple[Any, Any]:
-        total, length = state
-        reward, over_t, mask_t, steps_t = now
-        total = total + jnp.where(mask_t, reward, 0.0)
-        length = length + jnp.where(mask_t, steps_t, 0)
-        return (jnp.where(over_t, 0.0, total), jnp.where(over_t, 0, length)), (total, length)
-
-    inputs = (rollout.reward, over, mask, steps)
-    (total, length), (totals, lengths) = jax.lax.scan(step, (episodes.total, episodes.length), inputs)
+    heads = episodes.shaped
+    before = (episodes.total, episodes.length, None if heads is None else heads.total)
+    earned = (rollout.reward, steps, None if heads is None else rewards)
+    (total, length, by_head), (totals, lengths, by_heads) = _running(before, earned, over, mask)
     # Ended rows take the next places of the ring in order of time; of more than fit, the last ones.
     counts = (over & mask).reshape(-1)
     rank = jnp.cumsum(counts, dtype=jnp.int32)
@@ -252,12 +244,9 @@ def count_episodes(
         told = block(_count_told)(told, rollout.info, over, mask, lengths)
     fits = counts & (rank > rank[-1] - window)
     place = jnp.where(fits, (episodes.finished + rank - 1) % window, window)
-    heads = episodes.shaped
-    if heads is not None and rewards is not None:
-        each = jax.vmap(_running, in_axes=(1, 2, None, None), out_axes=(1, 2))
-        running, after = each(heads.total, rewards, over, mask)
-        after = after.reshape(-1, after.shape[-1])
-        heads = Shaped(running, heads.window.at[place].set(after, mode="drop"))
+    if heads is not None:
+        ended = by_heads.reshape(-1, by_heads.shape[-1])
+        heads = Shaped(by_head, heads.window.at[place].set(ended, mode="drop"))
     return Episodes(
         total,
         length,
@@ -271,13 +260,14 @@ def count_episodes(
 
 def window_mean(episodes: Episodes) -> tuple[Array, Array, Array]:
     """Mean return and length of the episodes in the window, and how many there are."""
-    size = episodes.window_return.shape[0]
-    count = jnp.minimum(episodes.finished, size)
-    safe = jnp.maximum(count, 1)
-    kept = jnp.arange(size) < count
-    mean = jnp.sum(jnp.where(kept, episodes.window_return, 0.0)) / safe
-    length = jnp.sum(jnp.where(kept, episodes.window_length, 0)) / safe
-    return mean, length, count
+    count = jnp.minimum(episodes.finished, episodes.window_return.shape[0])
+    return _mean(episodes.window_return, count), _mean(episodes.window_length, count), count
+
+
+def _mean(window: Array, count: Array) -> Array:
+    """The mean over the first `count` entries of a window; 0 for none."""
+    kept = (jnp.arange(window.shape[0]) < count).reshape(-1, *(1,) * (window.ndim - 1))
+    return jnp.sum(jnp.where(kept, window, 0), axis=0) / jnp.maximum(count, 1)
 
 
 def shaped_means(episodes: Episodes) -> dict[str, Array]:
@@ -285,7 +275,5 @@ def shaped_means(episodes: Episodes) -> dict[str, Array]:
     if episodes.shaped is None:
         return {}
     window = episodes.shaped.window
-    count = jnp.minimum(episodes.finished, window.shape[0])
-    kept = (jnp.arange(window.shape[0]) < count)[:, None]
-    mean = jnp.sum(jnp.where(kept, window, 0.0), axis=0) / jnp.maximum(count, 1)
+    mean = _mean(window, jnp.minimum(episodes.finished, window.shape[0]))
     return {f"rollout/shaped_rew_mean_{head + 1}": mean[head] for head in range(window.shape[1])}

@@ -59,7 +59,8 @@ class Request(NamedTuple):
     grid: int = 1
     """episodes side by side in the film"""
     points: tuple[np.ndarray | None, ...] = ()
-    """[B, C]: the behaviours of each seed's rows now, as its controller has chosen them; None without one"""
+    """[B, C]: the behaviours of each seed's rows now, as its controller has chosen them; None without one.
+    Without any points nothing is played beyond greedy and sampled episodes"""
 
 
 class Answer(NamedTuple):
@@ -273,7 +274,7 @@ def serve(pipe: Connection, stage: Stage) -> None:
     from sparring.drivers.platform import prepare
 
     prepare("cpu")  # the accelerator belongs to training
-    player = Player(stage)
+    player = RequestPlayer(stage)
     try:
         while (request := pipe.recv()) is not None:
             pipe.send(player.answer(request))
@@ -283,7 +284,7 @@ def serve(pipe: Connection, stage: Stage) -> None:
         player.close()
 
 
-class Player:
+class RequestPlayer:
     """Plays requests in an environment that is made for the first one."""
 
     def __init__(self, stage: Stage) -> None:

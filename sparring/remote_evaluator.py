@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from sparring.background import BackgroundEvaluator, Player, Request, Stage
-from sparring.drivers.ray_library import library
+from sparring.background import BackgroundEvaluator, Request, RequestPlayer, Stage
+from sparring.drivers.ray_library import end, library
 from sparring.envs.workers import THREAD_VARIABLES
 
 Files = dict[str, bytes]
@@ -58,8 +57,7 @@ class Remote:
         self.kill()
 
     def kill(self) -> None:
-        with contextlib.suppress(Exception):  # it may have gone with its node
-            self._ray.kill(self._actor)
+        end(self._actor)
 
 
 class RemotePlayer:
@@ -69,7 +67,7 @@ class RemotePlayer:
         from sparring.drivers.platform import prepare
 
         prepare("cpu")  # accelerators belong to the learner
-        self._player = Player(stage)
+        self._player = RequestPlayer(stage)
 
     def play(self, request: Request, snapshots: tuple[Files, ...]) -> tuple[Any, ...]:
         with tempfile.TemporaryDirectory(prefix="sparring-evaluation-") as folder:

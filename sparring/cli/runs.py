@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ def run(options: Options, out: Output) -> int:
     listed = everything(root)
     found = [(run, reward(run)) for run in filtered(listed, parse_filter(filters))]
     found = ordered(found, options.sort, options.reverse)[: options.limit]
-    speeds = [speed(run) if options.long else None for run, _ in found]
+    speeds = [speed(run, out.say) if options.long else None for run, _ in found]
     shown = [as_json(run, score) for run, score in found]
     if options.long:
         shown = [
@@ -108,7 +108,7 @@ def reward(run: Listed) -> float | None:
     return run.status.mean_reward
 
 
-def speed(run: Listed) -> Performance | None:
+def speed(run: Listed, say: Callable[[str], None]) -> Performance | None:
     """What limits a run's speed; None where its metrics do not tell."""
     from sparring.metrics import performance, sqlite
     from sparring.metrics.advice import Commands
@@ -120,7 +120,8 @@ def speed(run: Listed) -> Performance | None:
     try:
         device = sqlite.metadata(run.run.metrics).get("device", "")
         return performance.judge(performance.recorded(run.run.metrics), known, commands, device)
-    except StorageError:  # a damaged file must not hide the other runs
+    except StorageError as error:  # a damaged file must not hide the other runs
+        say(f"{run.run.name}: where its time went is not known. {error}")
         return None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from sparring.drivers.acting import Acting, Job, decode, encode
 from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.collector import Chunk
-from sparring.drivers.ray_library import library
+from sparring.drivers.ray_library import end, library
 from sparring.drivers.seats import DEPTH, Seat, Trouble
 from sparring.drivers.shards import ShardedRing, ShardLost
 from sparring.drivers.slot import Slot, Weights
@@ -141,8 +141,7 @@ class RaySeat(Seat):
 
     def close(self) -> None:
         self._stop.set()
-        with contextlib.suppress(Exception):  # it may have gone with its node
-            self._ray.kill(self._actor)
+        end(self._actor)
         self._reader.join(2 * GET_SECONDS)
 
     def _pulse(self) -> int:

@@ -157,7 +157,9 @@ def _absorbed(
 ) -> tuple[Learner, Metrics]:
     """The learner after the rollout's statistics and episodes, and all metrics."""
     train = algo.absorb(learner.train, learned(rollout))
-    rewards = actor.shaped(algo, algo.policy(learner.train), rollout.reward)
+    rewards = None
+    if learner.episodes.shaped is not None:
+        rewards = actor.shaped(algo, algo.policy(learner.train), rollout.reward)
     episodes = actor.count_episodes(learner.episodes, rollout, rewards)
     mean, length, count = actor.window_mean(episodes)
     metrics = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from sparring.errors import MissingExtra
@@ -16,3 +17,10 @@ def library() -> Any:
             "driver=cluster needs Ray. Install it with: pip install 'sparring[cluster]', or use driver=async."
         ) from error
     return ray
+
+
+def end(actor: Any) -> None:
+    """Ends an actor; one that has gone with its node, or whose cluster has, is at its end already."""
+    ray = library()
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.kill(actor)

@@ -6,13 +6,12 @@ a single `HostRing` would give. A shard whose node leaves is replaced by an empt
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import jax
 import numpy as np
 
-from sparring.drivers.ray_library import library
+from sparring.drivers.ray_library import end, library
 from sparring.errors import ConfigError
 from sparring.replay.host_ring import HostRing
 from sparring.types import Batch, Transition
@@ -56,7 +55,7 @@ class ShardedRing:
     def windows(self) -> np.ndarray:
         """Decisions of each row that start a window of full length, [B]."""
         self._settle()
-        return np.concatenate([self._asked(i, lambda shard: shard.windows.remote()) for i in self._numbers])
+        return np.concatenate([self._asked(i, "windows") for i in self._numbers])
 
     def take(self, row: np.ndarray, age: np.ndarray) -> Batch:
         """The windows that start at these decisions of these rows, as `HostRing.take` gives them."""
@@ -79,7 +78,7 @@ class ShardedRing:
     def state(self) -> dict[str, np.ndarray]:
         """Everything that the shards hold, for a checkpoint."""
         self._settle()
-        held = {f"{i}-{n}": x for i in self._numbers for n, x in self._asked(i, _state).items()}
+        held = {f"{i}-{n}": x for i in self._numbers for n, x in self._asked(i, "state").items()}
         return {**held, "written": np.array(self.written)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
@@ -92,8 +91,7 @@ class ShardedRing:
     def close(self) -> None:
         """Ends the shards."""
         for shard in self._shards:
-            with contextlib.suppress(Exception):  # it may have gone with its node
-                library().kill(shard)
+            end(shard)
 
     @property
     def _numbers(self) -> range:
@@ -110,10 +108,10 @@ class ShardedRing:
                 self._waited(i, self._adding[i])
                 self._adding[i] = None
 
-    def _asked(self, i: int, question: Any) -> Any:
-        """An answer of a shard, or of the empty one in its place."""
-        answer = self._waited(i, question(self._shards[i]))
-        return self._waited(i, question(self._shards[i])) if answer is None else answer
+    def _asked(self, i: int, question: str) -> Any:
+        """What a method of a shard returns, or of the empty one in its place."""
+        answer = self._waited(i, getattr(self._shards[i], question).remote())
+        return self._waited(i, getattr(self._shards[i], question).remote()) if answer is None else answer
 
     def _waited(self, i: int, call: Any) -> Any:
         """What a call returned; None when the shard is gone, which is replaced."""
@@ -126,7 +124,3 @@ class ShardedRing:
                 f"Replay shard {i} died, or its node left the cluster: what it held is gone, it fills anew."
             )
             return None
-
-
-def _state(shard: Any) -> Any:
-    return shard.state.remote()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparring import launch
-from sparring.background import Player, Request, Stage
+from sparring.background import Request, RequestPlayer, Stage
 from sparring.config import from_mapping
 from sparring.drivers.cluster import ClusterRun, connect
 from sparring.drivers.ray_library import library
@@ -138,7 +138,7 @@ def test_an_actor_of_the_cluster_evaluates(ray: Any, tmp_path: Path) -> None:
         evaluator.submit(request)
         ray.kill(evaluator._process._actor)
         (answer,) = evaluator.drain()
-        here = Player(evaluator.stage)
+        here = RequestPlayer(evaluator.stage)
         _, greedy, _, _ = here.answer(request)
         here.close()
     finally:
