@@ -16,6 +16,7 @@ from sparring.config import Layer, as_mapping, coerce, from_mapping, load_toml, 
 from sparring.envs import registry
 from sparring.errors import CheckpointError, ConfigError, nearest
 from sparring.evaluation.evaluator import ROWS
+from sparring.machine import usable_cores
 from sparring.metrics import trackers
 from sparring.metrics.alerts import HealthSink, parse_policy
 from sparring.metrics.apart import Apart
@@ -336,7 +337,7 @@ def _run(
             if again and not session.restore():
                 say("There is no checkpoint yet: starting from the beginning.")
             health.catch_up()
-            stored.describe({"device": provenance.device(), "cores": provenance.visible_cores()})
+            stored.describe({"device": provenance.device(), "cores": usable_cores()})
         except BaseException:
             Tee(sinks).close()
             raise

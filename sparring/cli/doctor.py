@@ -16,6 +16,7 @@ from sparring.cli.output import Output, paragraph
 from sparring.cli.parser import Options, Parser, UsageError
 from sparring.cli.pins import installed, unmet
 from sparring.evaluation import graphics
+from sparring.machine import usable_cores
 
 EXTRAS = {
     "classic": ("pygame",),
@@ -136,7 +137,7 @@ def examine(algorithm: str, cls: Any, out: Output) -> dict[str, Any]:
 
 def python() -> Iterator[Symptom]:
     version = platform.python_version()
-    system = f"{platform.system()} {platform.machine()}, {_cores()} cores"
+    system = f"{platform.system()} {platform.machine()}, {usable_cores()} cores"
     yield Symptom("python", "ok", f"{version} on {system}")
 
 
@@ -346,10 +347,6 @@ def _seconds(work: Callable[[], Any]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 LOOKS: tuple[Callable[[], Iterator[Symptom]], ...] = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from sparring.errors import ConfigError, EnvironmentFailure, MissingExtra, UnknownName, nearest
+from sparring.machine import usable_cores
 from sparring.reference import is_reference, load
 
 Backend: TypeAlias = Literal["auto", "inline", "workers"]
@@ -314,7 +314,7 @@ def choose_backend(
     """Inline or workers, and why: by the measured cost of a step, when the choice is ours."""
     if asked != "auto":
         return asked, f"{asked}, as asked for"
-    workers = min(n_workers or cores(), len(sources))
+    workers = min(n_workers or usable_cores(), len(sources))
     if workers < 2:
         why = "one row" if len(sources) < 2 else "one core"
         return "inline", f"inline, because there is {why}"
@@ -359,13 +359,6 @@ def measure_rows(rows: Any) -> float:
         now = rows.step(choose(space, generator, (1,), now.legal))
         steps += 1
     return (time.perf_counter() - begun) / steps
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _is_host(env: Any) -> bool:

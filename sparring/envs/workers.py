@@ -31,6 +31,7 @@ from sparring.envs.board import Board
 from sparring.envs.source import Factory
 from sparring.envs.worker_process import Assignment, serve
 from sparring.errors import ConfigError, EnvironmentFailure, SparringError
+from sparring.machine import usable_cores
 from sparring.spaces import Dict, EnvSpec
 from sparring.types import TimeStep
 
@@ -96,7 +97,7 @@ class WorkerRows:
         self._label = label or str(getattr(sources[0], "label", "environment"))
         self._deadline = deadline
         self._keep_main = any(isinstance(source, Factory) and source.in_main for source in sources)
-        count = min(n_workers or os.cpu_count() or 1, len(sources))
+        count = min(n_workers or usable_cores(), len(sources))
         self._workers: list[Worker] = []
         for index, rows in enumerate(_slices(len(sources), count)):
             given = Assignment(tuple(sources[rows]), rows.start, label, time_limit, fresh_every_episode)

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sparring.machine import usable_cores
+
 PACKAGES = ("sparring", "jax", "jaxlib", "numpy")
 
 EXACT = {
@@ -34,7 +36,7 @@ def provenance() -> dict[str, Any]:
         "platform": f"{platform.system()}-{platform.machine()}",
         "device": device(),
         "cpu": processor(),
-        "cores": visible_cores(),
+        "cores": usable_cores(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "x64": bool(jax.config.read("jax_enable_x64")),
     }
@@ -54,13 +56,6 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for key, meaning in EXACT.items()
         if saved.get(key) != now.get(key)
     ]
-
-
-def visible_cores() -> int:
-    """The processors this process may run on; XLA sizes its thread pool by them."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _version(package: str) -> str:

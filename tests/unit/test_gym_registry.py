@@ -134,7 +134,7 @@ def test_impossible_options_are_refused(bad: dict[str, Any]) -> None:
 
 
 def test_the_backend_is_chosen_by_step_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "cores", lambda: 4)
+    monkeypatch.setattr(registry, "usable_cores", lambda: 4)
     source = functools.partial(gymnasium.make, "CartPole-v1")
     monkeypatch.setattr(registry, "step_cost", lambda _: 20e-6)
     assert registry.choose_backend([source] * 8)[0] == "inline"
@@ -144,7 +144,7 @@ def test_the_backend_is_chosen_by_step_cost(monkeypatch: pytest.MonkeyPatch) -> 
     assert "5000 µs" in reason
     assert registry.choose_backend([source])[0] == "inline"
     assert registry.choose_backend([source] * 8, "inline")[0] == "inline"
-    monkeypatch.setattr(registry, "cores", lambda: 1)
+    monkeypatch.setattr(registry, "usable_cores", lambda: 1)
     assert registry.choose_backend([source] * 8)[0] == "inline"
 
 
