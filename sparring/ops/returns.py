@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from sparring.ops.recurrence import backwards
 from sparring.types import Metrics
 
 
@@ -34,14 +34,7 @@ def gae(
     if mask is not None:  # `where`, never a product: 0 · NaN would leak from the padding
         delta = jnp.where(mask, delta, 0.0)
         trace = jnp.where(mask, trace, 0.0)
-
-    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        delta_t, trace_t = now
-        advantage = delta_t + trace_t * later
-        return advantage, advantage
-
-    _, advantage = jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, trace), reverse=True)
-    return advantage
+    return backwards(trace, delta)
 
 
 def q_lambda(
@@ -64,15 +57,11 @@ def q_lambda(
     if mask is not None:
         follows = follows & jnp.concatenate([mask[1:], mask[:1]])
     goes_on = follows & ~terminated & ~truncated
-
-    def back(later: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
-        reward_t, value_t, ended_t, goes_t, discount_t = now
-        ahead = jnp.where(goes_t, (1.0 - trace) * value_t + trace * later, value_t)
-        total = reward_t + jnp.where(ended_t, 0.0, discount_t * ahead)
-        return total, total
-
-    steps = (reward, next_value, terminated, goes_on, discount * jnp.ones_like(reward))
-    return jax.lax.scan(back, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
+    kept = jnp.where(goes_on, trace, jnp.zeros_like(reward))
+    one_step = reward + jnp.where(terminated, 0.0, discount * (1.0 - kept) * next_value)
+    if mask is not None:
+        one_step = jnp.where(mask, one_step, 0.0)
+    return backwards(discount * kept, one_step)
 
 
 def monte_carlo(
@@ -88,14 +77,7 @@ def monte_carlo(
     if mask is not None:
         reward = jnp.where(mask, reward, 0.0)
         discount = jnp.where(mask, discount, 0.0)
-
-    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward_t, discount_t = now
-        total = reward_t + discount_t * later
-        return total, total
-
-    _, returns = jax.lax.scan(back, jnp.zeros_like(reward[0]), (reward, discount), reverse=True)
-    return returns
+    return backwards(discount, reward)
 
 
 class NStep(NamedTuple):

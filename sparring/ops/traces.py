@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+from sparring.ops.recurrence import backwards
 
 
 class VTrace(NamedTuple):
@@ -39,13 +40,7 @@ def vtrace(
     """
     delta = jnp.minimum(rho_bar, ratio) * (reward + discount * next_value - value)
     decay = jnp.where(goes_on, discount * trace * jnp.minimum(c_bar, ratio), 0.0)
-
-    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        delta_t, decay_t = now
-        gain = delta_t + decay_t * later
-        return gain, gain
-
-    _, gain = jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)
+    gain = backwards(decay, delta)
     ahead = jnp.concatenate([gain[1:], jnp.zeros_like(gain[:1])])
     follows = next_value + jnp.where(goes_on, ahead, 0.0)
     return VTrace(value + gain, reward + discount * follows - value)
@@ -66,12 +61,7 @@ def retrace(
     q_t = r_t + γ_t [V'_t + c_{t+1} (q_{t+1} - Q_{t+1})], c = λ min(c̄, π/μ), `q` being Q of the actions taken.
     `next_value` must be E_π Q of what followed.
     """
-    decay = trace * jnp.minimum(c_bar, ratio)
-
-    def back(later: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
-        reward_t, discount_t, q_t, value_t, goes_t, decay_t = now
-        target = reward_t + discount_t * (value_t + jnp.where(goes_t, later, 0.0))
-        return decay_t * (target - q_t), target
-
-    steps = (reward, discount, q, next_value, goes_on, decay)
-    return jax.lax.scan(back, jnp.zeros_like(reward[0]), steps, reverse=True)[1]
+    clipped = trace * jnp.minimum(c_bar, ratio)
+    later = jnp.concatenate([clipped[1:], jnp.zeros_like(clipped[:1])])
+    gain = backwards(jnp.where(goes_on, discount * later, 0.0), reward + discount * next_value - q)
+    return q + gain

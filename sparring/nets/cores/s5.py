@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Complex, Float
 
 from sparring.errors import ConfigError
 from sparring.nets.layers import Dense, matmul
+from sparring.ops import recurrence as linear
 from sparring.ops.keys import normal, several, uniform_pair
 
 SLOWEST = -1e-4
@@ -45,20 +46,11 @@ def parallel(
     driven: Complex[Array, "T B P"],
     reverse: bool = False,
 ) -> Complex[Array, "T B P"]:
-    """All states of x ← decay · keep_t · x + driven_t by an associative scan (Blelloch 1990).
-
-    (a, b) stands for x ↦ a x + b; (a, b) then (a', b') is (a' a, a' b + b'), and a reset is a = 0.
-    """
+    """All states of x ← decay · keep_t · x + driven_t at once."""
     each = jnp.where(keep[..., None], decay, 0.0)
     begin = -1 if reverse else 0
     driven = driven.at[begin].add(each[begin] * x)
-
-    def then(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
-        return other[0] * one[0], other[0] * one[1] + other[1]
-
-    states: Array
-    _, states = jax.lax.associative_scan(then, (each, driven), reverse=reverse)
-    return states
+    return linear.parallel(each, driven, reverse)
 
 
 def sequential(
