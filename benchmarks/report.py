@@ -216,7 +216,7 @@ def cores() -> list[str]:
     """Time of one training step through a sequence, per core and length."""
     lines = [
         "`python benchmarks/speed_cores.py --out FILE`: forward and backward through one sequence, 16 rows, "
-        "size 128, one layer; median of five.",
+        "size 128, one layer; medians.",
         "",
         "| device | length | S5 | GRU | S5 is |",
         "|---|---|---|---|---|",
@@ -260,6 +260,31 @@ def device() -> list[str]:
     return lines
 
 
+def learner() -> list[str]:
+    """GDI's learner on an accelerator beside the device's own limits."""
+    path = RESULTS / "learner-h200.json"
+    if not path.exists():
+        return []
+    data = json.loads(path.read_text())
+    matrix, copy = data["operations_per_second"] / 1e12, data["bytes_per_second"] / 1e12
+    shape = f"{data['batch']} sequences of {data['length']} steps, {data['layers']} layers"
+    lines = [
+        f"`python benchmarks/speed_learner.py --out FILE` on {data['device']}: GDI's learner, updates of",
+        f"{shape}, {data['updates']} updates per dispatch. In the same run a large matrix product",
+        f"reaches {matrix:.0f} TFLOP/s and a copy {copy:.1f} TB/s; the floor is what the compiler counts",
+        "for an update over these. It counts every read, cached or not, so that the true floor is lower.",
+        "",
+        "| core | size | update | steps/s | floor | kernels / wall |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in data["results"]:
+        share = "not seen" if r["kernels_of_wall"] is None else f"{r['kernels_of_wall']:.0%}"
+        floor = f"{1e3 * r['floor_seconds']:.2f} ms ({r['of_floor']:.0%})"
+        update, rate = f"{1e3 * r['seconds_per_update']:.2f} ms", f"{r['steps_per_second']:,.0f}"
+        lines.append(f"| {r['core']} | {r['size']} | {update} | {rate} | {floor} | {share} |")
+    return lines
+
+
 def main() -> None:
     notes = (RESULTS / "notes.md").read_text() if (RESULTS / "notes.md").exists() else ""
     text = [
@@ -300,6 +325,8 @@ def main() -> None:
         "## Speed on an accelerator",
         "",
         *device(),
+        "",
+        *learner(),
         "",
         notes,
     ]
