@@ -35,8 +35,10 @@ class ControlConfig:
     """what chooses how each row explores, by the returns of its episodes; none leaves it to the algorithm"""
     controller_space: tuple[str, ...] = ()
     """what to choose: `name:low:high:cells`, also with `:log`, or `name=value|value`; empty: all there is"""
-    controller_scope: Literal["shared", "row"] = "shared"
-    """one bandit for all rows, or one for each"""
+    controller_scope: Literal["shared", "row", "task"] = "shared"
+    """one bandit for all rows, one for each row, or one for each task"""
+    controller_tasks: tuple[int, ...] = ()
+    """the task that each row plays, counted from 0; with controller_scope='task'"""
     controller_options: tuple[str, ...] = ()
     """settings of the selector as `name=value`, such as `memory=500`"""
     controller_index: tuple[float, ...] = ()
@@ -79,15 +81,16 @@ def controller_for(config: ControlConfig, space: Space) -> Controller | None:
     """The controller that the settings ask for; None for none."""
     if config.controller == "none":
         return None
+    scope, tasks = config.controller_scope, config.controller_tasks
     if config.controller != "fixed":
         options = CONTEMPORARIES.get(config.controller, {}) | dict(map(option, config.controller_options))
-        return Controller(bandit.make(config.controller, space, **options), config.controller_scope)
+        return Controller(bandit.make(config.controller, space, **options), scope, tasks)
     if len(config.controller_index) != len(space.coordinates):
         raise ConfigError(
             f"controller='fixed' needs controller_index with {len(space.coordinates)} numbers: "
             f"{', '.join(space.names)}."
         )
-    return Controller(bandit.make("fixed", space, point=config.controller_index), config.controller_scope)
+    return Controller(bandit.make("fixed", space, point=config.controller_index), scope, tasks)
 
 
 class Controlled:

@@ -173,6 +173,10 @@ CRITICS = {
 }
 
 
+ONE_TASK = {"controller_scope": "task", "controller_tasks": (0, 0)}
+TWO_TASKS = (0, 1)
+
+
 def chosen(space: str, *index: float) -> dict[str, Trial]:
     """The settings of a bandit that chooses behaviours."""
     fixed = {"controller": "fixed", "controller_index": index, "controller_space": (space,) if index else ()}
@@ -180,6 +184,7 @@ def chosen(space: str, *index: float) -> dict[str, Trial]:
         "controller": Trial("uniform"),
         "controller_space": Trial((space,), {"controller": "uniform"}),
         "controller_scope": Trial("row", {"controller": "thompson"}),
+        "controller_tasks": Trial(TWO_TASKS, {"controller": "thompson", **ONE_TASK}),
         "controller_options": Trial(("floor=1",), {"controller": "thompson"}),
         "controller_index": Trial((0.3,), fixed),
     }
@@ -250,6 +255,7 @@ OWN: dict[str, dict[str, Trial]] = {
         "controller": Trial("uniform"),
         "controller_space": Trial(("epsilon:0.1:0.5:3",), {"controller": "uniform"}),
         "controller_scope": Trial("row"),
+        "controller_tasks": Trial(TWO_TASKS, ONE_TASK),
         "controller_options": Trial(("floor=1",)),
         "controller_index": Trial(
             (1.0, 2.0, 0.5), {"controller": "fixed", "controller_index": (3.0, 2.0, 0.5)}

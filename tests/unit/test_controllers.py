@@ -119,6 +119,16 @@ def test_a_fixed_index_acts_by_it() -> None:
     assert np.asarray(again.choice.point).tolist() == [[3.0, 7.0, 0.25]] * ROWS
 
 
+@pytest.mark.parametrize("name", ["gdi", "ppo"])
+def test_each_task_has_its_own_bandit(name: str) -> None:
+    """Returns of the rows of one task leave the other's bandit as it was."""
+    controller = made(name, controller_scope="task", controller_tasks=(0, 1, 1, 0)).controller
+    control = controller.start(jax.random.key(0), ROWS)
+    ended = jnp.array([False, True, True, False])
+    turned = controller.turn(control, jnp.ones(ROWS), ended, None, jax.random.key(1))
+    assert np.asarray(turned.state.pool.held).tolist() == [0, 2]
+
+
 def test_sharpness_stays_in_its_range() -> None:
     point = made("gdi", sharpness_range=(3.0, 4.0)).controller.start(jax.random.key(0), 50).choice.point
     assert float(point[:, :2].min()) >= 3.0
@@ -146,6 +156,8 @@ def test_options_of_the_selector() -> None:
     ({"controller_space": ("temperature:1:2:3",)}, "Known: epsilon, n_step"),
     ({"controller_space": ("n_step=1|3",)}, "at most n_steps = 1"),
     ({"controller": "fixed"}, "controller_index with 1"),
+    ({"controller_tasks": (0, 0, 1, 1)}, "no other scope has tasks"),
+    ({"controller_scope": "task"}, "task of every row"),
 ])  # fmt: skip
 def test_impossible_choices_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
