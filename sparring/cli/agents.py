@@ -25,7 +25,7 @@ class Loaded(NamedTuple):
 
 
 def load(name: str, *, best: bool, trust_code: bool, say: Callable[[str], None]) -> Loaded:
-    """The last or the best agent of a run; the best one while there is no last one yet."""
+    """The last or best agent of a run; while there is no last one the best, else that of a checkpoint."""
     from sparring import launch
     from sparring.drivers.platform import prepare
     from sparring.model import Agent
@@ -37,12 +37,16 @@ def load(name: str, *, best: bool, trust_code: bool, say: Callable[[str], None])
     if not best and not place.exists() and run.best.exists():
         say(f"{run.name} has not ended yet: using its best agent so far.")
         place = run.best
-    if not place.exists():
-        raise CheckpointError(
-            f"{run.name} has no {'best' if best else 'trained'} agent yet. Let it train to its first "
-            f"evaluation: sparring resume {run.path}"
-        )
     prepare("auto")
+    if not place.exists():
+        newest = None if best else _from_newest_checkpoint(run, plan)
+        if newest is None:
+            raise CheckpointError(
+                f"{run.name} has no {'best' if best else 'trained'} agent yet. Let it train to its first "
+                f"{'evaluation' if best else 'checkpoint'}: sparring resume {run.path}"
+            )
+        say(f"{run.name} has not ended yet: using its agent after {newest.step:,} steps.")
+        return Loaded(run, plan, Agent(newest.performer.algo, newest.performer.weights, plan.algorithm))
     _refuse_enclosed_code(place, run.path, trust_code)
     return Loaded(run, plan, Agent.load(place, trusted=True))
 
@@ -140,6 +144,27 @@ def from_checkpoint(algo: Any, path: Path) -> Stage:
     return Stage(checkpoint.read_manifest(path).step, Performer(algo, jax.jit(algo.policy)(train), train))
 
 
+def _from_newest_checkpoint(run: RunDirectory, plan: Plan) -> Stage | None:
+    """The agent of the newest intact checkpoint; None when there is none."""
+    from sparring.model import algorithm_class
+    from sparring.runs import checkpoint
+
+    paths = checkpoint.listing(run.checkpoints)
+    if not paths:
+        return None
+    env = environment(plan, 1)
+    spec = dataclasses.replace(env.spec, rows=plan.settings.n_envs)
+    if hasattr(env, "close"):
+        env.close()
+    algo = _scheduled(algorithm_class(plan.algorithm)(spec, plan.config), plan)
+    for path in paths:
+        try:
+            return from_checkpoint(algo, path)
+        except CheckpointError:  # `resume` tells of it; an older one will do for looking
+            continue
+    return None
+
+
 def stages(loaded: Loaded, say: Callable[[str], None]) -> list[Stage]:
     """What a run still has of its agents, by steps: its checkpoints, and the best agent if it is another."""
     import json
@@ -148,7 +173,7 @@ def stages(loaded: Loaded, say: Callable[[str], None]) -> list[Stage]:
     from sparring.model import Agent
     from sparring.runs import checkpoint
 
-    run, algo = loaded.run, _scheduled(loaded)
+    run, algo = loaded.run, _scheduled(loaded.agent.algo, loaded.plan)
     found: dict[int, Stage] = {}
     for path in reversed(checkpoint.listing(run.checkpoints)):
         try:
@@ -171,7 +196,7 @@ def training_state(loaded: Loaded) -> Any:
 
     from sparring.runs import checkpoint
 
-    algo = _scheduled(loaded)
+    algo = _scheduled(loaded.agent.algo, loaded.plan)
     for path in checkpoint.listing(loaded.run.checkpoints):
         try:
             stage = from_checkpoint(algo, path)
@@ -185,13 +210,12 @@ def training_state(loaded: Loaded) -> Any:
     return None
 
 
-def _scheduled(loaded: Loaded) -> Any:
-    """The agent's algorithm with its schedules over the run's length."""
+def _scheduled(algo: Any, plan: Plan) -> Any:
+    """An algorithm with its schedules over the run's length."""
     import jax.numpy as jnp
 
-    algo = loaded.agent.algo
     if not hasattr(algo, "horizon"):
         return algo
     per = algo.plan.rollout * algo.spec.rows
-    total = max(-(-loaded.plan.settings.total_timesteps // per), 1)
+    total = max(-(-plan.settings.total_timesteps // per), 1)
     return dataclasses.replace(algo, horizon=jnp.float32(total))

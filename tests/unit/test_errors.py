@@ -276,7 +276,25 @@ def test_a_foreign_or_spoilt_agent(sparring: Shell, run: Path) -> None:
     check(sparring("eval", run), 4, "agent.json")
     shutil.rmtree(run / "last")
     shutil.rmtree(run / "best")
+    shutil.rmtree(run / "checkpoints")
     check(sparring("eval", run), 4, "has no trained agent yet", "sparring resume")
+
+
+def test_a_run_with_nothing_but_checkpoints_shows_its_newest_intact_one(sparring: Shell, run: Path) -> None:
+    ended = sparring("eval", run, "--episodes", "3", "--json")
+    shutil.rmtree(run / "last")
+    shutil.rmtree(run / "best")
+    said = sparring("eval", run, "--episodes", "3", "--json")
+    assert said.code == 0, said.err
+    assert "not ended yet" in said.err
+    assert said.last["mean"] == ended.last["mean"]
+    for folder in newest(run)[1:]:
+        (folder / "state.safetensors").write_bytes(b"nonsense")
+    older = sparring("eval", run, "--episodes", "3", "--json")
+    assert older.code == 0, older.err
+    for folder in newest(run):
+        (folder / "state.safetensors").write_bytes(b"nonsense")
+    check(sparring("eval", run), 4, "has no trained agent yet")
 
 
 def test_a_checkpoint_for_another_observation_space(sparring: Shell, run: Path) -> None:
