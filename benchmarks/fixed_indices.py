@@ -14,15 +14,13 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from scipy.stats import qmc
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learn import learned
+from learn import learned, on_cores
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "fixed"
@@ -66,30 +64,24 @@ def main() -> None:
         learned(f"index-{number}", row, seed, folder / f"{number}-{seed}.json", folder)
         return
     points = indices(arguments.env)
-    cores: SimpleQueue[int] = SimpleQueue()
-    for slot in range(arguments.jobs):
-        cores.put(slot % (os.cpu_count() or 1))
 
-    def score(job: tuple[int, int]) -> dict[str, Any]:
+    def score(job: tuple[int, int], core: int) -> dict[str, Any]:
         number, seed = job
         out = folder / f"{number}-{seed}.json"
         if not out.exists():
-            core = cores.get()
             command = [sys.executable, __file__, arguments.env, "--steps", str(arguments.steps)]
             command += ["--scratch", str(arguments.scratch), "--core", str(core)]
             command += ["--one", json.dumps(points[number]), str(number), str(seed)]
             with (folder / f"{number}-{seed}.log").open("a") as log:
                 subprocess.run(command, stdout=log, stderr=log, check=True)
-            cores.put(core)
         result = json.loads(out.read_text())
         mean = result["deterministic"]["mean"]
         print(f"index {number} {points[number]} seed {seed}: {mean:.1f}", flush=True)
         return {"mean": mean, "date": result["date"], "cores": result["cores"]}
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        tried = list(pool.map(score, [(number, CHOOSING) for number in range(TRIED)]))
-        best = max(range(TRIED), key=lambda number: tried[number]["mean"])
-        again = list(pool.map(score, [(best, seed) for seed in range(5)]))
+    tried = on_cores([(number, CHOOSING) for number in range(TRIED)], arguments.jobs, score)
+    best = max(range(TRIED), key=lambda number: tried[number]["mean"])
+    again = on_cores([(best, seed) for seed in range(5)], arguments.jobs, score)
     RESULTS.mkdir(parents=True, exist_ok=True)
     told = {
         "env": arguments.env,

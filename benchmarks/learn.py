@@ -17,10 +17,14 @@ import platform
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
+
+Job = TypeVar("Job")
+Done = TypeVar("Done")
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "learn"
@@ -78,6 +82,23 @@ def learned(name: str, row: dict[str, Any], seed: int, out: Path, scratch: Path)
     replace_file(out, [json.dumps(result).encode() + b"\n"])
 
 
+def on_cores(todo: Iterable[Job], jobs: int, run: Callable[[Job, int], Done]) -> list[Done]:
+    """Runs jobs beside one another, each with a core of its own: thread pools sized to it do not clash."""
+    cores: SimpleQueue[int] = SimpleQueue()
+    for slot in range(jobs):
+        cores.put(slot % (os.cpu_count() or 1))
+
+    def with_core(job: Job) -> Done:
+        core = cores.get()
+        try:
+            return run(job, core)
+        finally:
+            cores.put(core)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(with_core, todo))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -112,15 +133,8 @@ def main() -> None:
     ]
     print(f"{len(todo)} results to learn, {arguments.jobs} at a time", flush=True)
 
-    cores: SimpleQueue[int] = (
-        SimpleQueue()
-    )  # one core for each process: thread pools sized to it do not clash
-    for slot in range(arguments.jobs):
-        cores.put(slot % (os.cpu_count() or 1))
-
-    def run(job: tuple[str, int]) -> None:
+    def run(job: tuple[str, int], core: int) -> None:
         name, seed = job
-        core = cores.get()
         command = [sys.executable, __file__, "--one", name, str(seed), "--out", str(arguments.out)]
         log = arguments.scratch / f"{name}-{seed}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -130,11 +144,9 @@ def main() -> None:
             code = subprocess.run(
                 command, stdout=stream, stderr=stream, env=environment, check=False
             ).returncode
-        cores.put(core)
         print(f"{name} seed {seed}: {'done' if code == 0 else f'FAILED, see {log}'}", flush=True)
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(run, todo))
+    on_cores(todo, arguments.jobs, run)
 
 
 if __name__ == "__main__":

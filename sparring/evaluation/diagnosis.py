@@ -95,7 +95,7 @@ def subject_of(run: RunDirectory) -> Subject:
         {k: v for k, v in origin.items() if not v.startswith(("default", "preset", "--total"))},
         tuple(int(s) for s in saved.get("seeds", [status.seed])),
         tuple(sqlite.records(run.metrics)) if exists else (),
-        tuple(sqlite.alerts(run.metrics)) if exists else (),
+        tuple(sqlite.alerts(run.metrics) or ()) if exists else (),
         max(status.updated - status.started, 0.0) if status.updated else None,
         run.best.is_dir(),
         sqlite.metadata(run.metrics) if exists else {},

@@ -18,7 +18,7 @@ COLUMNS = ("seed", "step", "seconds", "name", "value")
 
 def alerts(run: RunDirectory) -> list[StoredAlert]:
     """What the health rules said, by onset; empty where they kept nothing."""
-    return sqlite.alerts(run.metrics) if run.metrics.is_file() else []
+    return (sqlite.alerts(run.metrics) or []) if run.metrics.is_file() else []
 
 
 def write_csv(run: RunDirectory, path: Path) -> int:

@@ -300,14 +300,14 @@ def records(path: Path | str, since: int = 0) -> Iterator[tuple[int, int, dict[s
             yield record.step, record.seed, dict(record.values)
 
 
-def alerts(path: Path | str) -> list[StoredAlert]:
-    """The alerts in a file, by onset; none for a file from before there were any."""
+def alerts(path: Path | str, most: int = -1) -> list[StoredAlert] | None:
+    """The first alerts in a file, by onset, or all; None for a file from before there were any."""
     with _reader(path) as connection:
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alerts'").fetchone():
-            return []
+            return None
         fields = ", ".join(StoredAlert._fields)
-        rows = connection.execute(f"SELECT {fields} FROM alerts ORDER BY onset, rule, name, seed")  # noqa: S608
-        return [StoredAlert(*row) for row in rows]
+        query = f"SELECT {fields} FROM alerts ORDER BY onset, rule, name, seed LIMIT ?"  # noqa: S608
+        return [StoredAlert(*row) for row in connection.execute(query, (most,))]
 
 
 def store_alerts(path: Path | str, rows: Iterable[StoredAlert]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sqlite3
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +73,7 @@ class Alert(NamedTuple):
     level: str
     onset: int
     last: int
-    seed: int | None
+    seed: int
     evidence: str
     onset_time: float
     last_time: float
@@ -441,40 +440,25 @@ def read_alerts(
     path: Path, seeds: Sequence[int], curves: Mapping[str, list[Curve]]
 ) -> tuple[Alert, ...] | None:
     """What the health rules saw, in order of onset; None when the file has no table of alerts."""
-    if not path.is_file():
+    found = sqlite.alerts(path, MOST_ALERTS) if path.is_file() else None
+    if found is None:
         return None
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)
-    connection.row_factory = sqlite3.Row
-    try:
-        known = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'alerts'")
-        if known.fetchone() is None:
-            return None
-        query = "SELECT * FROM alerts ORDER BY onset, rule LIMIT ?"
-        rows = [dict(row) for row in connection.execute(query, (MOST_ALERTS,))]
-    except sqlite3.Error as error:
-        raise StorageError(f"The alerts in {str(path)!r} cannot be read: {error}.") from error
-    finally:
-        connection.close()
     clock = _clock(curves)
-    return tuple(_alert(row, seeds, clock) for row in rows)
+    return tuple(_alert(stored, seeds, clock) for stored in found)
 
 
-def _alert(row: Mapping[str, Any], seeds: Sequence[int], clock: Callable[[int], float]) -> Alert:
-    """An alert as the page shows it; the file counts seeds from zero."""
-    onset = _whole(row.get("onset"))
-    last = max(onset, _whole(row.get("last")))
-    which = row.get("seed")
-    index = _whole(which)
-    seed = None if which is None else seeds[index] if 0 <= index < len(seeds) else index
-    rule = " ".join(str(row[part]) for part in ("rule", "name") if row.get(part))
-    level = row.get("level")
+def _alert(stored: sqlite.StoredAlert, seeds: Sequence[int], clock: Callable[[int], float]) -> Alert:
+    """An alert as the page shows it, whatever a file may hold; the file counts seeds from zero."""
+    onset = _whole(stored.onset)
+    last = max(onset, _whole(stored.last))
+    index = _whole(stored.seed)
     return Alert(
-        rule=_clip(rule, 120),
-        level=level if level in LEVELS else "warn",
+        rule=_clip(" ".join(str(part) for part in (stored.rule, stored.name) if part), 120),
+        level=stored.level if stored.level in LEVELS else "warn",
         onset=onset,
         last=last,
-        seed=seed,
-        evidence=_clip(row.get("evidence")),
+        seed=seeds[index] if 0 <= index < len(seeds) else index,
+        evidence=_clip(stored.evidence),
         onset_time=clock(onset),
         last_time=clock(last),
     )

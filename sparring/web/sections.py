@@ -153,7 +153,7 @@ def alerts(story: Story) -> Html:
                 tag("td", alert.rule),
                 tag("td", f"{alert.onset:,}"),
                 tag("td", f"{alert.last:,}"),
-                tag("td", "all" if alert.seed is None else alert.seed),
+                tag("td", alert.seed),
                 tag("td", alert.evidence, class_="prose"),
             ]
             rows.append(tag("tr", *cells))

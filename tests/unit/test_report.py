@@ -22,7 +22,7 @@ from cli_help import Shell
 from sparring.errors import ConfigError, StorageError
 from sparring.evaluation.statistics import curve_band
 from sparring.evaluation.statistics import interval as one_interval
-from sparring.metrics.sqlite import Curve, SqliteSink
+from sparring.metrics.sqlite import Curve, SqliteSink, StoredAlert
 from sparring.runs import directory, sealed
 from sparring.runs.directory import RunDirectory, Status
 from sparring.web import curves, gather, report
@@ -172,10 +172,14 @@ def test_best_and_final_evaluation_of_both_kinds(tmp_path: Path) -> None:
 
 
 def add_alerts(run: RunDirectory, *rows: tuple[Any, ...]) -> None:
+    """Alerts as (rule, level, onset, last, seed, evidence), in a table that takes anything."""
+    fields = StoredAlert._fields
     with sqlite3.connect(run.metrics) as connection:
         connection.execute("DROP TABLE IF EXISTS alerts")
-        connection.execute("CREATE TABLE alerts (rule, level, onset, last, seed, evidence)")
-        connection.executemany("INSERT INTO alerts VALUES (?, ?, ?, ?, ?, ?)", rows)
+        connection.execute(f"CREATE TABLE alerts ({', '.join(fields)})")
+        for rule, level, onset, last, seed, evidence in rows:
+            kept = StoredAlert(rule, "collapse", seed, onset, level, last, None, None, evidence)
+            connection.execute(f"INSERT INTO alerts VALUES ({', '.join('?' * len(fields))})", kept)
     connection.close()
 
 
@@ -186,19 +190,18 @@ def test_alerts_are_read_where_there_is_a_table(tmp_path: Path) -> None:
         connection.execute("DROP TABLE alerts")
     connection.close()
     assert gather.gather([run]).runs[0].alerts is None
-    add_alerts(run, ("R05", "error", 500, 900, 1, "entropy 0.03"), ("R02", "odd", 200, None, None, None))
+    add_alerts(run, ("R05", "error", 500, 900, 1, "entropy 0.03"), ("R02", "odd", 200, None, 0, None))
     alerts = gather.gather([run]).runs[0].alerts
     assert alerts is not None
     first, second = alerts
-    assert (first.rule, first.level, first.onset, first.last, first.seed) == ("R02", "warn", 200, 200, None)
-    assert (second.rule, second.level, second.seed, second.evidence) == ("R05", "error", 8, "entropy 0.03")
+    assert first[:5] == ("R02 collapse", "warn", 200, 200, 7)
+    assert (second.rule, second.level, second.seed, second.evidence) == (
+        "R05 collapse",
+        "error",
+        8,
+        "entropy 0.03",
+    )
     assert (second.onset_time, second.last_time) == pytest.approx((5.0, 9.0))
-    with sqlite3.connect(run.metrics) as connection:
-        connection.execute("ALTER TABLE alerts ADD COLUMN name DEFAULT 'collapse'")
-    connection.close()
-    named = gather.gather([run]).runs[0].alerts
-    assert named is not None
-    assert named[1].rule == "R05 collapse"
 
 
 def test_metrics_that_describe_a_distribution_are_one_fan(tmp_path: Path) -> None:

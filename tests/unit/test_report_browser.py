@@ -33,7 +33,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The report of two runs, one of them ill and filmed."""
     folder = tmp_path_factory.mktemp("report")
     ill, well = made_run(folder / "ill"), made_run(folder / "well", seeds=1)
-    add_alerts(ill, ("R05", "error", 500, 900, 1, "entropy 0.03"), ("R02", "warn", 200, 300, None, "kl"))
+    add_alerts(ill, ("R05", "error", 500, 900, 1, "entropy 0.03"), ("R02", "warn", 200, 300, 0, "kl"))
     frames = [np.full((64, 64, 3), 20 * i, np.uint8) for i in range(12)]
     write_video(ill.videos / "best.mp4", frames, fps=12)
     return write_report([ill, well], folder / "r.html").path.as_uri()
