@@ -133,7 +133,7 @@ def assemble(
             Host(algo, w, seed, window, on_step, copies=len(seeds))
             for w, seed in zip(worlds, seeds, strict=True)
         ]
-        driver = hosts[0] if len(hosts) == 1 else Several(hosts)  # type: ignore[assignment]
+        driver = hosts[0] if len(hosts) == 1 else Several(hosts)
     if eval_env is False:
         eval_env = None
     elif eval_env is None:
@@ -174,14 +174,21 @@ def _asynchronous(
     )
     if crew.shards and settings.driver != "cluster":
         raise ConfigError("replay_shards are Ray actors: use driver=cluster, or leave them out.")
+    if settings.learner == "cluster" and settings.driver != "cluster":
+        raise ConfigError("learner=cluster is a Ray actor: use driver=cluster, or learner=here.")
     crew.check(algo, env)
     window = settings.stats_window_size
-    if settings.driver == "cluster":
-        from sparring.drivers.cluster import ClusterRun
+    shown = registry.host(world, settings.n_envs)
+    if settings.driver != "cluster":
+        return Async(algo, shown, env, seeds[0], window, crew)
+    if settings.learner == "cluster":
+        from sparring.drivers.remote import RemoteRun
 
-        source = registry.host(world, settings.n_envs)
-        return ClusterRun(algo, source, env, seeds[0], window, crew, settings.address)
-    return Async(algo, registry.host(world, settings.n_envs), env, seeds[0], window, crew)
+        shown.close()
+        return RemoteRun(algo, env, seeds[0], window, crew, settings.address, settings.learner_gpus)
+    from sparring.drivers.cluster import ClusterRun
+
+    return ClusterRun(algo, shown, env, seeds[0], window, crew, settings.address)
 
 
 class Agent:

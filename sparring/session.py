@@ -84,6 +84,10 @@ class Settings:
     """of the Ray cluster for driver=cluster; empty starts one in this machine"""
     actors: int = 2
     """actors of driver=async and cluster, among which the n_envs rows are shared"""
+    learner: Literal["here", "cluster"] = "here"
+    """where networks and updates of driver=cluster are: in this process, or in a Ray actor on any node"""
+    learner_gpus: float = 0.0
+    """GPUs that Ray keeps for learner=cluster"""
     replay_shards: int = 0
     """Ray actors that hold the replay of driver=cluster, each a share of the rows; 0: the learner does"""
     actor_kind: Literal["process", "thread"] = "process"
@@ -376,7 +380,7 @@ class Session:
 
     def _points(self) -> tuple[Any, ...]:
         """The behaviours that each seed's controller has chosen for its rows; None without one."""
-        chosen = (actor.point(self.driver.state(index).actor) for index in range(len(self.driver.seeds)))
+        chosen = (actor.point(self.driver.acting(index)) for index in range(len(self.driver.seeds)))
         return tuple(None if point is None else np.asarray(point) for point in chosen)
 
     def _played_here(self, seeds: tuple[int, ...]) -> Answer:

@@ -1,13 +1,14 @@
 """The cluster driver: the asynchronous driver with its actors, weight slot and replay shards on Ray.
 
-The learner is the process that trains, and keeps the replay unless shards do; actors run wherever Ray finds a
-free core. An actor whose node leaves is replaced, on another node or on one that joins later, and learning
-goes on meanwhile.
+The learner is the process that trains, here or as an actor of its own (remote.py), and keeps the replay
+unless shards do. Actors run wherever Ray finds a free core; one whose node leaves is replaced, on another
+node or on one that joins later, and learning goes on meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -31,10 +32,11 @@ STORE_BYTES = 512 << 20
 GET_SECONDS = 1.0
 
 
-def connect(address: str, cores: int) -> bool:
+def connect(address: str, cores: int, gpus: float = 0.0) -> bool:
     """Joins the cluster at an address, or starts one in this machine; True when it is ours to end.
 
-    A local one has no dashboard, and as many cores as there are actors: they share what the machine has.
+    A local one has no dashboard, and as many cores as there are actors, and one for a learner: they share
+    what the machine has.
     """
     ray = library()
     if ray.is_initialized():
@@ -50,7 +52,11 @@ def connect(address: str, cores: int) -> bool:
             ) from error
     else:
         ray.init(
-            num_cpus=cores + 1, num_gpus=0, include_dashboard=False, object_store_memory=STORE_BYTES, **quiet
+            num_cpus=cores + 1,
+            num_gpus=math.ceil(gpus),
+            include_dashboard=False,
+            object_store_memory=STORE_BYTES,
+            **quiet,
         )
     return True
 

@@ -192,6 +192,9 @@ class Fused:
         """Everything that one seed's run has changed."""
         return self.worlds[index]
 
+    def acting(self, index: int = 0) -> ActorState:
+        return self.worlds[index].actor
+
     def restore(self, world: World, iteration: int, index: int = 0) -> None:
         """Continues from a saved state."""
         self.worlds[index] = jax.tree.map(jnp.asarray, world)

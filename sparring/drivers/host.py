@@ -507,6 +507,9 @@ class Host:
         """Everything that the run has changed, but for the world outside."""
         return Situation(self.learner, self.actor, self.env.state if isinstance(self.env, JaxHost) else None)
 
+    def acting(self, index: int = 0) -> ActorState:
+        return self.actor
+
     def restore(self, situation: Situation, iteration: int, index: int = 0) -> None:
         """Continues from a saved state; the caller restores the world outside."""
         self.learner = jax.tree.map(jnp.asarray, situation.learner)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparring.drivers.host import Host, Situation
+from sparring.types import ActorState
 
 
 class Several:
@@ -52,6 +53,9 @@ class Several:
 
     def state(self, index: int = 0) -> Situation:
         return self.drivers[index].state()
+
+    def acting(self, index: int = 0) -> ActorState:
+        return self.drivers[index].acting()
 
     def restore(self, situation: Situation, iteration: int, index: int = 0) -> None:
         self.drivers[index].restore(situation, iteration)

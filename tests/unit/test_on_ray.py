@@ -13,10 +13,12 @@ import pytest
 from sparring import launch
 from sparring.background import Request, RequestPlayer, Stage
 from sparring.config import from_mapping
+from sparring.drivers import remote
 from sparring.drivers.cluster import ClusterRun, connect
 from sparring.drivers.ray_library import library
+from sparring.drivers.remote import RemoteRun
 from sparring.drivers.shards import ShardedRing, ShardLost
-from sparring.errors import ConfigError
+from sparring.errors import ConfigError, EnvironmentFailure
 from sparring.model import algorithm_class, assemble
 from sparring.remote_evaluator import ClusterEvaluator
 from sparring.replay.host_ring import HostRing
@@ -113,6 +115,60 @@ def test_a_learner_learns_from_shards(ray: Any) -> None:
         assert any("Replay shard 0 died" in event for event in run.events())
     finally:
         run.close()
+
+
+def learner_elsewhere(**settings: Any) -> Any:
+    """A run whose learner is an actor of the cluster, with its replay in shards besides."""
+    chosen = {"n_envs": ROWS, "driver": "cluster", "learner": "cluster", "actors": 2, **settings}
+    cls = algorithm_class("dqn")
+    config = from_mapping(cls.Config, {**TINY, "buffer": "host"})
+    return assemble(cls, "gym:CartPole-v1", Settings(**chosen), config, (0,), eval_env=False).driver
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_learner_is_an_actor_of_the_cluster(ray: Any) -> None:
+    """It learns there, is saved and restored from here, and its death is told with the way out."""
+    run = learner_elsewhere()
+    try:
+        assert isinstance(run, RemoteRun)
+        run.reschedule(100.0)
+        told = run.advance(8)[0]
+        assert run.iteration == 8
+        assert told["train/n_updates"][-1] > 0
+        assert run.seconds["update"] > 0
+        state, world = run.state(), run.world()
+        jax.tree.map(np.testing.assert_array_equal, run.train_state(), state.learner.train)
+        assert jax.tree.structure(run.acting()) == jax.tree.structure(state.actor)
+        run.advance(1)
+        run.restore(state, 8)
+        run.restore_world(world)
+        assert run.iteration == 8
+        jax.tree.map(np.testing.assert_array_equal, run.train_state(), state.learner.train)
+        assert any("start anew" in event for event in run.events())
+        ray.kill(run._learner)
+        with pytest.raises(EnvironmentFailure, match="sparring resume"):
+            run.advance(1)
+    finally:
+        run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_learner_that_finds_no_place_or_cannot_work_says_so(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PLACE_SECONDS", 2.0)
+    with pytest.raises(ConfigError, match="No node of the cluster had a free core and 1 GPUs"):
+        learner_elsewhere(learner_gpus=1)
+    monkeypatch.setattr(remote, "PLACE_SECONDS", 60.0)
+    with pytest.raises(ConfigError, match="cannot be shared evenly by replay_shards=3"):
+        learner_elsewhere(replay_shards=3)
+
+
+def test_a_learner_elsewhere_needs_a_cluster() -> None:
+    with pytest.raises(ConfigError, match="learner=here"):
+        learner_elsewhere(driver="async")
 
 
 def test_shards_need_a_cluster_and_a_replay_of_the_hosts() -> None:
