@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,10 @@ PATIENCE = 3
 """Deaths over evaluations, or over films, with no answer between them, after which one is given up; and films
 given up in a row after which there are no more."""
 CLOSE_SECONDS = 2.0
+DEADLINE_SECONDS = 900.0
+"""After which what is played is taken to hang, where nothing has taken long before;"""
+HANGING = 20.0
+"""else after so many times the longest."""
 FILM_STEPS = 3000
 """Steps of an episode that are filmed while a run trains, at most."""
 NICENESS = 10
@@ -97,6 +102,9 @@ class BackgroundEvaluator:
         """since the last one that was made"""
         self._process: Any = None
         self._pipe: Any = None
+        self._clock = time.monotonic
+        self._began = 0.0
+        self._deadline = DEADLINE_SECONDS
 
     @property
     def busy(self) -> bool:
@@ -128,12 +136,15 @@ class BackgroundEvaluator:
             return []
         try:
             if not self._pipe.poll(seconds):
+                if self._clock() - self._began > self._deadline:
+                    self._died(hung=True)
                 return []
             kind, *rest = self._pipe.recv()
         except (EOFError, OSError):
             self._died()
             return []
         request, self._playing = self._playing, None
+        self._deadline = max(self._deadline, HANGING * (self._clock() - self._began))
         self._deaths[_kind(request)] = 0
         self._feed()
         if request.film is not None:
@@ -148,10 +159,10 @@ class BackgroundEvaluator:
             return []
         return [Answer(request, *rest)]
 
-    def drain(self) -> list[Answer]:
-        """Waits for everything that was submitted."""
+    def drain(self, stop: Callable[[], bool] = lambda: False) -> list[Answer]:
+        """Waits for everything that was submitted, unless `stop` says that it has taken long enough."""
         answers = []
-        while self.busy:
+        while self.busy and not stop():
             answers += self.poll(1.0)
         return answers
 
@@ -181,6 +192,7 @@ class BackgroundEvaluator:
         if self._process is None:
             self._start()
         assert self._pipe is not None
+        self._began = self._clock()
         try:
             self._pipe.send(self._playing)
         except OSError:
@@ -197,12 +209,14 @@ class BackgroundEvaluator:
         theirs.close()  # so that the child's death closes the pipe
         give_way(self._process.pid)
 
-    def _died(self) -> None:
-        """Replaces the process; what it was playing is played again, unless it kills every process."""
+    def _died(self, hung: bool = False) -> None:
+        """Replaces the process; what it was playing is played again, unless it kills every process or is the
+        one that never ends."""
         assert self._process is not None
         assert self._pipe is not None
         assert self._playing is not None
-        self._process.join(1.0)
+        if not hung:
+            self._process.join(1.0)
         self._process.kill()
         self._process.join()
         code = self._process.exitcode
@@ -212,8 +226,9 @@ class BackgroundEvaluator:
         request, self._playing = self._playing, None
         kind = _kind(request)
         self._deaths[kind] += 1
-        if self._deaths[kind] >= PATIENCE:
-            given_up = f"The {kind} at step {request.step:,} was given up: its process died {PATIENCE} times."
+        if hung or self._deaths[kind] >= PATIENCE:
+            why = f"no end after {self._deadline:.0f} s" if hung else f"its process died {PATIENCE} times"
+            given_up = f"The {kind} at step {request.step:,} was given up: {why}."
             discard(request)
             self._deaths[kind] = 0
             self._films_given_up += request.film is not None

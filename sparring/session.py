@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -102,6 +102,9 @@ class Settings:
     """where slot=file keeps them; empty takes the system's temporary folder"""
 
 
+Outcome: TypeAlias = Literal["finished", "solved", "interrupted", "stopped"]
+
+
 class Result(NamedTuple):
     """What a session achieved."""
 
@@ -109,7 +112,7 @@ class Result(NamedTuple):
     seconds: float
     """spent training, compilation apart"""
     compile_seconds: float
-    outcome: Literal["finished", "solved", "interrupted", "stopped"]
+    outcome: Outcome
     evaluations: list[Evaluation]
     """the last deterministic evaluation of every seed"""
 
@@ -179,6 +182,7 @@ class Session:
         self.last: dict[str, float] = {}
         self.evaluations: list[Evaluation] = []
         self._stopping = ""
+        self._over = False
         self._saved = -1
         self._evaluated = -1
         self._filmed = self.steps
@@ -213,44 +217,20 @@ class Session:
         p.next_eval = p.next_eval or self._period(self.settings.eval_freq)
         p.next_checkpoint = p.next_checkpoint or self._period(self.settings.checkpoint_freq)
         self.driver.reschedule(float(self.total_iterations))
-        outcome: Literal["finished", "solved", "interrupted", "stopped"] = "finished"
         self._status("running")
         self._dumped = (time.perf_counter(), self._spent())
         try:
             with self._signals():
-                while self.driver.iteration < self.total_iterations:
-                    self._advance()
-                    solved = self._answered()
-                    if self.steps >= p.next_eval:
-                        with self._waiting("evaluation"):
-                            solved |= self._evaluate()
-                    if self.steps >= self._next_film():
-                        self._film()
-                    if solved:
-                        outcome = "solved"
-                        break
-                    if self.steps >= p.next_checkpoint:
-                        p.next_checkpoint = self.steps + self._period(self.settings.checkpoint_freq)
-                        with self._waiting("checkpoint"):
-                            self.save()
-                    if self._stopping:
-                        outcome = "interrupted"
-                        break
-        except Stop:
-            outcome = "stopped"
+                try:
+                    outcome = self._train()
+                except Stop:
+                    outcome = "stopped"
+                self._over = True
+                self._finish(outcome)
         except BaseException as error:
             self._status("failed", f"{type(error).__name__}: {error}")
             self._close_sinks()
             raise
-        return self._finish(outcome)
-
-    def _finish(self, outcome: Literal["finished", "solved", "interrupted", "stopped"]) -> Result:
-        if self.save_agent is not None and self.directory is not None:
-            self.save_agent(self.directory.last, 0, False)
-        if outcome != "interrupted":
-            self._conclude(again=outcome != "solved")
-            self._last_film()
-        self.save()
         self._close_sinks()
         state = {"finished": "finished", "solved": "finished", "stopped": "stopped"}.get(
             outcome, "interrupted"
@@ -263,6 +243,36 @@ class Session:
             outcome,
             self.evaluations,
         )
+
+    def _train(self) -> Outcome:
+        """Iterations, with evaluations, films and checkpoints when they are due."""
+        p = self.progress
+        while self.driver.iteration < self.total_iterations:
+            self._advance()
+            solved = self._answered()
+            if self.steps >= p.next_eval:
+                with self._waiting("evaluation"):
+                    solved |= self._evaluate()
+            if self.steps >= self._next_film():
+                self._film()
+            if solved:
+                return "solved"
+            if self.steps >= p.next_checkpoint:
+                p.next_checkpoint = self.steps + self._period(self.settings.checkpoint_freq)
+                with self._waiting("checkpoint"):
+                    self.save()
+            if self._stopping:
+                return "interrupted"
+        return "finished"
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Keeps everything, then waits for the last evaluations and films: who ends that loses nothing."""
+        if self.save_agent is not None and self.directory is not None:
+            self.save_agent(self.directory.last, 0, False)
+        self.save()
+        if outcome != "interrupted":
+            self._conclude(again=outcome != "solved")
+            self._last_film()
 
     def _advance(self) -> None:
         """Some iterations: up to the next event, and no longer than the host may wait."""
@@ -429,28 +439,33 @@ class Session:
             values |= more
             if self.evaluator is not None:
                 values |= {"eval/dropped": self.evaluator.dropped, "eval/restarts": self.evaluator.restarts}
-            Tee([*self.sinks, *self.displays]).write(request.step, request.seconds, values, index)
+            try:
+                Tee([*self.sinks, *self.displays]).write(request.step, request.seconds, values, index)
+            except Stop:
+                if not self._over:  # after the end of training there is nothing to stop
+                    raise
             if index == 0:
                 self.last |= values
         self.evaluations = list(answer.greedy)
-        together = pooled(answer.greedy)
-        if together.ci95[0] > self.progress.best:
-            self.progress.best = together.ci95[0]
-            self._keep_best(request, together)
+        best = max(range(len(answer.greedy)), key=lambda index: answer.greedy[index].ci95[0])
+        if answer.greedy[best].ci95[0] > self.progress.best:
+            self.progress.best = answer.greedy[best].ci95[0]
+            self._keep_best(request, best, answer.greedy[best])
         discard(request)
         judged = answer.greedy if self.settings.stop_on == "deterministic" else answer.sampled
         goal = self.settings.stop_reward
         return goal is not None and min(e.mean for e in judged) >= goal
 
-    def _keep_best(self, request: Request, score: Evaluation) -> None:
-        """The agent of the first seed as the best so far, with the score that made it so."""
+    def _keep_best(self, request: Request, index: int, score: Evaluation) -> None:
+        """One seed's agent as the best so far, with the score that made it so."""
         if self.save_agent is None or self.directory is None:
             return
         if request.places:
-            artefact.copy(request.places[0], self.directory.best)
+            artefact.copy(request.places[index], self.directory.best)
         else:
-            self.save_agent(self.directory.best, 0, False)
-        self._write_evaluation({"best": {"step": request.step, "selected": score.as_json()}})
+            self.save_agent(self.directory.best, index, False)
+        seed = self.driver.seeds[index]
+        self._write_evaluation({"best": {"step": request.step, "seed": seed, "selected": score.as_json()}})
 
     def _conclude(self, again: bool) -> None:
         """Waits for evaluations, evaluates the end, then best and last once more on fresh episodes.
@@ -462,32 +477,33 @@ class Session:
                 self._evaluate()
             if self.evaluator.busy:
                 self.say("Waiting for the last evaluations …")
-            for answer in self.evaluator.drain():
+            for answer in self.evaluator.drain(self._asked_to_stop):
                 self._judge(answer)
         elif again and self.eval_env is not None:
             self._evaluate()
-        if self.directory is None or not self.directory.evaluation.exists():
+        if self.directory is None or not self.directory.evaluation.exists() or self._stopping:
             return
+        found = json.loads(self.directory.evaluation.read_text())
         places = (self.directory.best, self.directory.last)
-        seeds = (self.driver.seeds[0] + FRESH,) * 2
+        seeds = (int(found["best"].get("seed", self.driver.seeds[0])) + FRESH, self.driver.seeds[0] + FRESH)
         fresh = self._fresh(Request(self.steps, self.progress.seconds, places, seeds, keep=True))
         if fresh is None:
             return
-        found = json.loads(self.directory.evaluation.read_text())
         found["best"]["fresh"] = fresh.greedy[0].as_json()
         last = {"step": self.steps, "fresh": fresh.greedy[1].as_json()}
         self._write_evaluation(found | {"last": last})
-        Tee(self.sinks).write(
-            self.steps,
-            self.progress.seconds,
-            {"eval/best_fresh_reward": fresh.greedy[0].mean, "eval/last_fresh_reward": fresh.greedy[1].mean},
-        )
+        again = {
+            "eval/best_fresh_reward": fresh.greedy[0].mean,
+            "eval/last_fresh_reward": fresh.greedy[1].mean,
+        }
+        with suppress(Stop):  # training is over already
+            Tee(self.sinks).write(self.steps, self.progress.seconds, again)
 
     def _fresh(self, request: Request) -> Answer | None:
-        """Agents of the first seed on episodes that no evaluation has seen."""
+        """The best and the last agent on episodes that no evaluation has seen."""
         if self.evaluator is not None:
             self.evaluator.submit(request)
-            return next(iter(self.evaluator.drain()), None)
+            return next(iter(self.evaluator.drain(self._asked_to_stop)), None)
         if self.eval_env is None:
             return None
         from sparring.model import Agent
@@ -496,6 +512,9 @@ class Session:
         pairs = zip(agents, request.seeds, strict=True)
         episodes = self.settings.n_eval_episodes
         return Answer(request, tuple(a.evaluate(self.eval_env, episodes, seed) for a, seed in pairs), ())
+
+    def _asked_to_stop(self) -> bool:
+        return bool(self._stopping)
 
     def _write_evaluation(self, found: dict[str, Any]) -> None:
         assert self.directory is not None
@@ -527,7 +546,7 @@ class Session:
             self._film()
         if self.filmer.busy:
             self.say("Waiting for the last film …")
-            self.filmer.drain()
+            self.filmer.drain(self._asked_to_stop)
 
     # -- what is kept ------------------------------------------------------------------------------------
 
@@ -565,6 +584,7 @@ class Session:
             world = {k.removeprefix(prefix): v for k, v in (found.host or {}).items() if k.startswith(prefix)}
             self.driver.restore_world(world, index)
         self.progress = Progress.from_json(found.manifest.metadata["progress"])
+        self.progress.best = max(self.progress.best, self._best_score(found.manifest.step))
         self.steps_at_start = self._filmed = self.steps
         self.seconds_at_start = self.progress.seconds
         for difference in checkpoint.exactness(found.manifest):
@@ -573,6 +593,13 @@ class Session:
             if hasattr(sink, "truncate_after"):
                 sink.truncate_after(self.steps)
         return True
+
+    def _best_score(self, step: int) -> float:
+        """Of the best agent up to a step, which may have been found after the checkpoint was written."""
+        if self.directory is None or not self.directory.evaluation.exists():
+            return -math.inf
+        best = json.loads(self.directory.evaluation.read_text())["best"]
+        return float(best["selected"]["ci95"][0]) if best["step"] <= step else -math.inf
 
     def _status(self, state: Any, message: str = "") -> None:
         if self.directory is None:
@@ -640,14 +667,6 @@ def relative_entropy(space: Space, values: Mapping[str, float]) -> dict[str, flo
     if most == 0.0 or "train/entropy_loss" not in values:
         return {}
     return {"stats/entropy_relative": -values["train/entropy_loss"] / most}
-
-
-def pooled(evaluations: tuple[Evaluation, ...]) -> Evaluation:
-    """The episodes of several agents as one evaluation."""
-    returns, lengths = (
-        np.concatenate([getattr(e, name) for e in evaluations]) for name in ("returns", "lengths")
-    )
-    return Evaluation(returns, lengths, evaluations[0].deterministic)
 
 
 def eval_episodes(settings: Settings, is_jax: bool) -> int:

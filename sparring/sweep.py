@@ -174,7 +174,7 @@ def sweep(task: Task, trials: int, *, promote: int = 0, seed: int = 0, say: Call
             interrupted = True
             study.stop()
             raise Interrupted
-        if watch.pruned:
+        if watch.pruned and done.result.outcome == "stopped":  # after the last evaluation there is no point
             say(f"trial {trial.number}: pruned at step {watch.step:,} with {spelled(chosen)}")
             raise optuna.TrialPruned()
         score = _score(done.result)
@@ -235,12 +235,16 @@ def _promote(task: Task, winners: list[Trial], say: Callable[[str], None]) -> li
     for trial in winners:
         path = _unused(task.folder / f"promoted-{trial.number:04d}")
         plan = task.plan(trial.values, seeds)
-        done = launch.train(plan, run_dir=path, device=task.device, say=lambda text: None)
+        try:
+            done = launch.train(plan, run_dir=path, device=task.device, say=lambda text: None)
+        except DivergedError:
+            say(f"trial {trial.number}: diverged on fresh seeds")
+            continue
+        if done.result.outcome == "interrupted":
+            break
         fresh = _score(done.result)
         promoted.append(Promoted(trial, fresh, path))
         say(f"trial {trial.number} on fresh seeds: {fresh.low:.2f} (mean {fresh.value:.2f})")
-        if done.result.outcome == "interrupted":
-            break
     return sorted(promoted, key=lambda p: p.fresh.low, reverse=True)
 
 

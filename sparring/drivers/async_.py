@@ -220,7 +220,7 @@ class Async(Host):
             span = self._span(number)
             for place, leaf in zip(self._bins, jax.tree.leaves(chunk.rollout), strict=True):
                 place[:, span] = leaf
-            self._credit(chunk, span.start)
+            self._credit(chunk, span)
         first = self._buffers.first[0] & self._buffers.mask[0]
         if first.any():  # an actor that was replaced broke its episodes off: they have earned nothing
             self._kept = _beginning(self._trees)(self._kept, first)
@@ -239,15 +239,19 @@ class Async(Host):
             self.learner, _ = _learn_from(self.algo, self.learner, rollout, none, *here)
         self._kept = _rewinding(self._trees)(self._kept)
 
-    def _credit(self, chunk: Chunk, first: int) -> None:
-        """The bandit learns from the episodes that ended in a chunk."""
+    def _credit(self, chunk: Chunk, span: slice) -> None:
+        """The bandit learns from the episodes that ended in a chunk; the rows' indices are its newest."""
         if self._turn is None:
             return
-        nothing = np.zeros(self.rows, np.float32)
-        for credit in credits(chunk, first, self.rows):
-            before = self.actor.control._replace(choice=credit.choice, total=credit.returns)
-            after = self._turn(before, nothing, credit.mask, None, self._key)  # its new choice is nobody's
-            self.actor = self.actor._replace(control=jax.tree.map(np.asarray, after))
+        control, nothing = self.actor.control, np.zeros(self.rows, np.float32)
+        state = control.state
+        for credit in credits(chunk, span.start, self.rows):
+            before = control._replace(state=state, choice=credit.choice, total=credit.returns)
+            # The new choice is nobody's: actors have chosen for themselves.
+            state = jax.tree.map(np.asarray, self._turn(before, nothing, credit.mask, None, self._key).state)
+        choice = jax.tree.map(np.array, control.choice)
+        choice.cell[span], choice.point[span] = chunk.cell[-1], chunk.rollout.point[-1]
+        self.actor = self.actor._replace(control=control._replace(state=state, choice=choice))
 
     def _tell(self, metrics: Metrics, seconds: float) -> Metrics:
         """How well actors and learner keep up with each other."""

@@ -179,7 +179,9 @@ def test_the_bandit_learns_from_the_actors_episodes(by_hand: Callable[..., ByHan
     for _ in range(16):
         for seat in driver.seats:
             seat.make()
+        newest = np.concatenate([seat.chunks[-1].rollout.point[-1] for seat in driver.seats])
         driver.advance(1)
+        np.testing.assert_array_equal(driver.acting().control.choice.point, newest)  # what is evaluated
     finished = int(driver.learner.episodes.finished)
     assert finished > 2  # CartPole falls after ten to sixty random steps
     assert int(driver.actor.control.state.pool.held) == finished

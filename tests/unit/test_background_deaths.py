@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparring import background
-from sparring.background import PATIENCE, BackgroundEvaluator, Request, Stage
+from sparring.background import HANGING, PATIENCE, BackgroundEvaluator, Request, Stage
 
 
 class Dead:
@@ -157,3 +157,31 @@ def test_a_trainer_that_went_away_is_no_trouble(
     ours.send(Request(1, 0.0, (), ()))
     background.serve(theirs, Stage("", {}, None, 1, 1, trusted=False))
     assert capfd.readouterr().err == ""
+
+
+def test_what_never_ends_is_given_up_and_the_next_is_played(tmp_path: Path) -> None:
+    evaluator = Scripted()
+    now = [0.0]
+    evaluator._clock = lambda: now[0]
+    evaluator.submit(snapshot(tmp_path, 1))
+    now[0] = 100.0
+    assert evaluator.answer() == [1]
+    evaluator.submit(snapshot(tmp_path, 2))
+    now[0] += HANGING * 100.0  # as long as that is still plausible: one has taken 100 s
+    assert evaluator.poll() == []
+    assert evaluator.busy
+    evaluator.submit(snapshot(tmp_path, 3))
+    now[0] += 1.0
+    assert evaluator.poll() == []
+    assert evaluator.said == ["The evaluation at step 2 was given up: no end after 2000 s."]
+    assert evaluator.answer() == [3]
+    assert not list(tmp_path.glob("2*"))
+    evaluator.close()
+
+
+def test_waiting_ends_when_asked_to(tmp_path: Path) -> None:
+    evaluator = Scripted()
+    evaluator.submit(snapshot(tmp_path, 1))
+    asked = iter([False, True])
+    assert evaluator.drain(lambda: next(asked)) == []
+    evaluator.close()
