@@ -32,7 +32,9 @@ class Linear(NamedTuple):
     fraction: float = 1.0
 
     def at(self, progress: Any) -> Any:
-        return self.start + (self.end - self.start) * jnp.minimum(progress / self.fraction, 1.0)
+        return self.start + (self.end - self.start) * jnp.minimum(
+            progress / jnp.maximum(self.fraction, 1e-9), 1.0
+        )
 
 
 class Cosine(NamedTuple):

@@ -130,8 +130,8 @@ def assemble(
             again = registry.make(env, n_envs=settings.n_envs, **options)
             worlds.append(JaxHost(again, rows) if jaxy else again)
         hosts = [
-            Host(algo, w, seed, window, on_step, copies=len(seeds))
-            for w, seed in zip(worlds, seeds, strict=True)
+            Host(algo, w, seed, window, on_step, copies=len(seeds) - index)
+            for index, (w, seed) in enumerate(zip(worlds, seeds, strict=True))
         ]
         driver = hosts[0] if len(hosts) == 1 else Several(hosts)
     if eval_env is False:

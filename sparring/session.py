@@ -492,12 +492,12 @@ class Session:
         found["best"]["fresh"] = fresh.greedy[0].as_json()
         last = {"step": self.steps, "fresh": fresh.greedy[1].as_json()}
         self._write_evaluation(found | {"last": last})
-        again = {
+        scores = {
             "eval/best_fresh_reward": fresh.greedy[0].mean,
             "eval/last_fresh_reward": fresh.greedy[1].mean,
         }
         with suppress(Stop):  # training is over already
-            Tee(self.sinks).write(self.steps, self.progress.seconds, again)
+            Tee(self.sinks).write(self.steps, self.progress.seconds, scores)
 
     def _fresh(self, request: Request) -> Answer | None:
         """The best and the last agent on episodes that no evaluation has seen."""

@@ -92,8 +92,9 @@ class DQN(Controlled):
     coordinates: ClassVar = ("epsilon:0.01:0.6:6:log", "n_step=1|3|5")
 
     def _default(self, known: dict[str, str]) -> Iterable[str]:
-        """The number of steps is a choice where the replay keeps more than one together."""
-        most = self.config.n_steps
+        """The number of steps is a choice where the replay keeps more than one together, each with what
+        followed it."""
+        most = 1 if offpolicy.on_host(self.config, self.spec) else self.config.n_steps
         steps = sorted({1, (most + 1) // 2, most})
         return [known["epsilon"], *(["n_step=" + "|".join(map(str, steps))] if most > 1 else [])]
 
@@ -114,11 +115,15 @@ class DQN(Controlled):
         if self.controller is not None:
             for each in self.space.coordinates:
                 if each.name == "n_step" and (
-                    self.config.core != "none" or max(each.values) > self.config.n_steps
+                    self.config.core != "none"
+                    or max(each.values) > self.config.n_steps
+                    or offpolicy.on_host(self.config, self.spec)
                 ):
                     raise ConfigError(
                         f"A bandit can choose an n_step of at most n_steps = {self.config.n_steps}, and none "
-                        "with a core. Raise n_steps, or leave n_step out of controller_space."
+                        "with a core or a replay in the host's memory, which keeps only what followed the "
+                        "last step. Raise n_steps, set buffer=device, or leave n_step out of "
+                        "controller_space."
                     )
         return offpolicy.unwise(self.config)
 

@@ -127,7 +127,9 @@ class Fused:
         self._unroll = unroll
         self._stacked = len(seeds) > 1 and jax.default_backend() != "cpu"
         self._keys = [jax.random.key(seed) for seed in seeds]
-        self.worlds = [start(self.algo, env, rows, window, key, len(seeds)) for key in self._keys]
+        # Stacked worlds exist three times for a moment: alone, side by side, and as the program's result.
+        left = len(seeds) * (3 if self._stacked else 1)
+        self.worlds = [start(self.algo, env, rows, window, k, left - i) for i, k in enumerate(self._keys)]
 
     @property
     def compile_seconds(self) -> float:

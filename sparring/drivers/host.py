@@ -169,7 +169,7 @@ class Host:
         on_step: OnStep | None = None,
         copies: int = 1,
     ) -> None:
-        """`copies` drivers of this kind will share the memory."""
+        """`copies` drivers of this kind, this one counted in, are still to share what memory is free."""
         prepare()
         self.algo: Any = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo)
         self.env = env

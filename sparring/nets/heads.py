@@ -145,6 +145,8 @@ class Head(eqx.Module):
     log_std: Array | Dense | None
     codec: Codec = eqx.field(static=True)
     sde: bool = eqx.field(static=True)
+    sde_trains_features: bool = eqx.field(static=True)
+    """whether exploration trains what it is a function of: SB3's SAC does it, its PPO does not"""
 
     def __init__(
         self,
@@ -158,6 +160,7 @@ class Head(eqx.Module):
     ):
         self.codec = codec
         self.sde = sde
+        self.sde_trains_features = log_std == "state"
         mean_key, std_key = several(key, 2)
         self.log_std = None
         match codec.inner:
@@ -200,8 +203,8 @@ class Head(eqx.Module):
         assert self.log_std is not None
         if not self.sde:
             return jnp.broadcast_to(self.log_std, mean.shape)
-        # gSDE (Raffin et al. 2022): σ² = Σ_j latent_j² σ_j²; exploration does not train the features.
-        features = jax.lax.stop_gradient(latent)
+        # gSDE (Raffin et al. 2022): σ² = Σ_j latent_j² σ_j².
+        features = latent if self.sde_trains_features else jax.lax.stop_gradient(latent)
         return 0.5 * jnp.log(jnp.square(features) @ jnp.exp(2.0 * self.log_std) + 1e-6)
 
     def noise_matrix(self, key: Any, rows: int) -> Float[Array, "B I A"]:

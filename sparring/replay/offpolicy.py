@@ -65,6 +65,8 @@ class OffPolicyConfig(AgentConfig):
     """folder for a host replay that is larger than memory; its frames are memory-mapped files there"""
     sequence_length: int = 20
     """steps that a core is trained on at once"""
+    sequence_stride: int = 0
+    """steps between the starts of sequences; 0 means their length, less makes them overlap"""
     burn_in: int = 10
     """steps before them that only warm the core up"""
 
@@ -113,6 +115,7 @@ def replay(c: OffPolicyConfig) -> Replay:
             c.batch_size,
             c.sequence_length,
             c.burn_in,
+            c.sequence_stride,
             minimum=least,
             alpha=c.priority_alpha if c.prioritized else 0.0,
             eta=c.priority_eta,
@@ -128,6 +131,12 @@ def replay(c: OffPolicyConfig) -> Replay:
             initial=c.priority_initial,
         )
     return Ring(c.buffer_size, c.batch_size, c.n_steps, least)
+
+
+def check_stride(stride: int, length: int) -> None:
+    """Refuses sequences with gaps between them, whose steps nobody would learn from."""
+    if not 0 <= stride <= length:
+        raise ConfigError(f"sequence_stride must be between 0 and sequence_length = {length}, got {stride}.")
 
 
 def check(c: OffPolicyConfig) -> None:
@@ -148,6 +157,7 @@ def check(c: OffPolicyConfig) -> None:
         raise ConfigError(
             "buffer_folder needs buffer='host', which samples uniformly: leave one of them out."
         )
+    check_stride(c.sequence_stride, c.sequence_length)
     if c.learning_starts < 0 or c.burn_in < 0:
         raise ConfigError("learning_starts and burn_in cannot be negative.")
 

@@ -26,11 +26,14 @@ def replay_bytes(replay: Replay, example: Transition) -> int:
 
 
 def check_fits(needed: int, free: int | None, what: str, buffer_size: int, copies: int = 1) -> None:
-    """Refuses a buffer that takes more than is free; None, not knowing, lets everything pass."""
+    """Refuses a buffer that takes more than is free; None, not knowing, lets everything pass.
+
+    `needed` is for all copies, those of other seeds and those that a program makes.
+    """
     if free is None or needed <= free:
         return
     fits = buffer_size * free // needed
-    seeds = f" for {copies} seeds" if copies > 1 else ""
+    seeds = f" in {copies} copies" if copies > 1 else ""
     raise ConfigError(
         f"buffer_size={buffer_size}{seeds} takes {_readable(needed)} of {what}, but {_readable(free)} are "
         "free. "

@@ -154,6 +154,7 @@ REPLAY = {
     "priority_initial": Trial("mean", PRIORITISED),
     "priority_eta": Trial(0.1, RECURRENT),
     "sequence_length": Trial(3, GRU),
+    "sequence_stride": Trial(1, GRU),
     "burn_in": Trial(1, GRU),
     "buffer": Trial("host"),
     "buffer_folder": Trial("."),

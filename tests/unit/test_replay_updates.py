@@ -160,5 +160,5 @@ def test_values_that_mean_nothing_are_refused_by_name(name, settings):
 
 def test_memory_is_asked_for_all_seeds_together():
     check_fits(10, 25, "memory", 5)
-    with pytest.raises(ConfigError, match="buffer_size=5 for 3 seeds takes 30 bytes of memory, but 25 bytes"):
+    with pytest.raises(ConfigError, match="buffer_size=5 in 3 copies takes 30 bytes of memory, but 25 bytes"):
         check_fits(30, 25, "memory", 5, 3)
