@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from typing import Any
 from sparring.config import as_mapping
 from sparring.envs import registry
 from sparring.errors import ConfigError
+from sparring.machine import usable_cores
 from sparring.metrics.registry import TIMESTEPS
 from sparring.metrics.sink import Sink, Tee
 from sparring.replay.offpolicy import too_short
@@ -57,7 +59,7 @@ def learn(
         run = _run_folder(model, settings, again=not reset_num_timesteps)
         if run is not None:
             stack.callback(run.unlock)
-        sinks = _sinks(model, run, tb_log_name, again=not reset_num_timesteps)
+        sinks = _sinks(model, run, tb_log_name, goal, again=not reset_num_timesteps)
         session = Session(
             driver,
             settings,
@@ -329,10 +331,30 @@ def _env_name(model: Any) -> str:
     return given if isinstance(given, str) and not wrapped else f"object:{model.spec.id}"
 
 
-def _sinks(model: Any, run: Any, tb_log_name: str | None, again: bool) -> list[Sink]:
-    from sparring.metrics.sqlite import SqliteSink
+def _sinks(model: Any, run: Any, tb_log_name: str | None, goal: int, again: bool) -> list[Sink]:
+    """What keeps the numbers: where there is a folder the health rules look at them, too."""
+    sinks: list[Sink] = []
+    if run is not None:
+        from sparring.metrics.alerts import HealthSink
+        from sparring.metrics.sqlite import SqliteSink
+        from sparring.runs import provenance
 
-    sinks: list[Sink] = [] if run is None else [SqliteSink(run.metrics)]
+        stored = SqliteSink(run.metrics)
+        stored.describe({"device": provenance.device(), "cores": usable_cores()})
+        health = HealthSink(
+            run.metrics,
+            model.algorithm,
+            as_mapping(model.config),
+            total=goal,
+            target=model.spec.reward_threshold,
+            say=model.say,
+            webhook=os.environ.get("SPARRING_WEBHOOK", ""),
+            env=_env_name(model),
+            run=run.name,
+        )
+        if again:
+            health.catch_up()
+        sinks += [stored, health]
     if model.tensorboard_log is not None:
         from sparring.metrics.apart import Apart
         from sparring.metrics.tensorboard import TensorBoardSink, next_folder
