@@ -95,6 +95,8 @@ class Rule:
     config: tuple[str, ...] = ()
     """settings it must know"""
     scope: Scope = "live"
+    quotes: bool = False
+    """whether its evidence holds names that others chose: reports show it as data"""
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""The health rules R01 to R29: thresholds in one table, what each rule measures, and what to do about it.
+"""The health rules R01 to R30: thresholds in one table, what each rule measures, and what to do about it.
 
 Ids and directions are those of the literature named in the table; engineering numbers (basis E) are
 calibrated by `benchmarks/faultbench.py`. `stats/…` metrics come from the statistics of the running algorithm.
@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from sparring.metrics.charts import short
+from sparring.metrics.foreign import clean, is_foreign
 from sparring.metrics.health import ANY, Advice, Limit, Reading, Rule, Window
 
 RETURN = "rollout/ep_rew_mean"
@@ -103,9 +104,12 @@ def _median_of(name: str, words: str, least: int = 0, after: float = 0.0):  # ty
 
 
 def _not_finite(window: Window) -> Reading | None:
+    """The number of metrics that are not finite; one of the system's own is named before a foreign one."""
     bad = [name for name, value in window.record.items() if not math.isfinite(value)]
-    words = f"{bad[0]} is {window.record[bad[0]]}" if bad else "all finite"
-    return Reading(float(len(bad)), words)
+    if not bad:
+        return Reading(0.0, "all finite")
+    first = min(bad, key=is_foreign)
+    return Reading(float(len(bad)), f"{clean(first)} is {window.record[first]}")
 
 
 def _still_learning(window: Window) -> bool:
@@ -558,6 +562,7 @@ RULES: tuple[Rule, ...] = (
         CHECK_ENV,
         LOWER_RATE,
         level="error",
+        quotes=True,
     ),
     _rule(
         "R02.kl_high",
