@@ -335,7 +335,7 @@ def _finding(
     worst = max(alerts, key=lambda a: (rank[a.level], -a.onset, -a.seed))
     tries = [
         {"cmd": command, "why": advice.why, "expected": advice.expected}
-        for advice in rule.advice
+        for advice in rule.advice_for(worst.worst)
         if (command := commands.of(advice))
     ]
     lasting = [a for a in alerts if a.cleared is None]

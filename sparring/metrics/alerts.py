@@ -119,7 +119,7 @@ class HealthSink:
         if change.kind == "cleared":
             return
         if aloud and alert.level != "note":
-            command = self._commands.first(alert.rule)
+            command = self._commands.first(alert.rule, alert.value)
             self._say(f"{alert.line()} ({alert.rule.meaning}). Try: {command or 'sparring diagnose last'}")
             if self._post is not None:
                 self._post.put(message(alert, self._run, command))

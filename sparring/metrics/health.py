@@ -28,6 +28,7 @@ MARGIN = 0.1
 Level = Literal["note", "warn", "error"]
 """A note is an observation, not an alarm."""
 Scope = Literal["live", "end"]
+Side = Literal["low", "high"]
 
 
 class Limit(NamedTuple):
@@ -50,6 +51,12 @@ class Limit(NamedTuple):
         high = self.high - margin * abs(self.high) if math.isfinite(self.high) else self.high
         return low <= value <= high if low <= high else self.low <= value <= self.high
 
+    def crossed(self, value: float) -> Side | None:
+        """Which bound a value is beyond; None when it is inside, or no number."""
+        if value < self.low:
+            return "low"
+        return "high" if value > self.high else None
+
     def is_error(self, value: float) -> bool:
         return not self.error_low <= value <= self.error_high
 
@@ -67,9 +74,14 @@ class Advice(NamedTuple):
     why: str
     expected: str
     settings: tuple[tuple[str, str], ...] = ()
-    """(name, value); a value `*0.3` multiplies the run's own"""
+    """(name, value); a value `*0.3` multiplies the run's own, `>=0.5` raises a smaller one to it, `//` takes
+    the largest proper divisor of a whole number"""
     verb: str = ""
     """another command than a new training, `{run}` and `{env}` filled in"""
+    side: Side | None = None
+    """the bound whose crossing it answers; None: both"""
+    given: tuple[tuple[str, str], ...] = ()
+    """settings that the run must have for it to make sense"""
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,11 @@ class Rule:
     @property
     def key(self) -> str:
         return f"{self.id}.{self.name}"
+
+    def advice_for(self, value: float) -> tuple[Advice, ...]:
+        """What helps against a value, by the bound that it crossed; everything when that is not known."""
+        side = self.limit.crossed(value)
+        return tuple(a for a in self.advice if side is None or a.side in (None, side))
 
     @property
     def triggers(self) -> frozenset[str]:

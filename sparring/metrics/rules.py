@@ -537,6 +537,33 @@ CHECK_ALGO = Advice("test the algorithm on known answers", "all pass", verb="spa
 MORE = Advice(
     "give it more steps", "the return keeps rising", verb="sparring resume {run} --total-timesteps {more}"
 )
+LESS_CLIPPING = Advice("let gradients pass", "grad_norm near the bound", (("max_grad_norm", ">=0.5"),))
+MORE_ENTROPY = (
+    Advice("stronger entropy bonus", "the policy stays undecided for longer", (("ent_coef", ">=0.01"),)),
+    Advice("stronger entropy bonus", "the policy stays undecided for longer", (("ent_coef", "*3"),)),
+)
+FRESHER_ACTORS = (
+    Advice("fewer actors, so that the learner keeps up", "async/staleness falls", (("actors", "//"),)),
+    Advice(
+        "newer weights for the actors",
+        "async/staleness falls",
+        (("actor_pull", "//"), ("learner_push", "1")),
+    ),
+)
+EXPLORE_ARMS = tuple(
+    Advice(
+        why, "bandit/entropy above 0.2", (("controller_options", option),), given=(("controller", selector),)
+    )
+    for selector, why, option in (
+        ("thompson", "every arm is tried now and then", "floor=0.3"),
+        ("thompson", "a longer memory tells luck from skill", "memory=1500"),
+        ("sw_ucb", "every arm is tried now and then", "epsilon=0.3"),
+        ("gdi_tiles", "a larger bonus for arms that are little known", "bonus=3"),
+        ("gdi_tiles_faithful", "a larger bonus for arms that are little known", "bonus=3"),
+        ("lbc_regions", "a softer choice", "temperature=0.3"),
+    )
+)
+"""One or two for each selector, by the settings that it has."""
 
 
 def _rule(
@@ -653,7 +680,7 @@ RULES: tuple[Rule, ...] = (
         _entropy_low,
         "the policy became certain before it was good",
         ("ent_coef too low", "rewards much larger than the entropy bonus", "initial weights too large"),
-        Advice("stronger entropy bonus", "relative entropy above 0.2", (("ent_coef", "0.01"),)),
+        *MORE_ENTROPY,
     ),
     _rule(
         "R05.entropy_wild",
@@ -669,7 +696,13 @@ RULES: tuple[Rule, ...] = (
         _median_of("train/std", "standard deviation of the policy"),
         "the policy's noise vanished or exploded",
         ("ent_coef too low or too high", "log_std_init", "actions not scaled"),
-        Advice("no entropy bonus", "std between 0.05 and 2", (("ent_coef", "0.0"), ("log_std_init", "0.0"))),
+        *(advice._replace(side="low") for advice in MORE_ENTROPY),
+        Advice(
+            "no entropy bonus",
+            "std between 0.05 and 2",
+            (("ent_coef", "0.0"), ("log_std_init", "0.0")),
+            side="high",
+        ),
     ),
     _rule(
         "R06.value_scale",
@@ -722,7 +755,7 @@ RULES: tuple[Rule, ...] = (
         _clipped_hard,
         "gradients are clipped to almost nothing",
         ("max_grad_norm too small", "rewards or losses not scaled"),
-        Advice("let gradients pass", "grad_norm near the bound", (("max_grad_norm", "0.5"),)),
+        LESS_CLIPPING,
         NORMALISE,
         config=("max_grad_norm",),
         one_of=GRADIENTS,
@@ -743,7 +776,9 @@ RULES: tuple[Rule, ...] = (
         _update_size,
         "parameters move too much or not at all",
         ("learning rate too high or too low", "gradients clipped to nothing"),
-        LOWER_RATE,
+        LOWER_RATE._replace(side="high"),
+        LESS_CLIPPING._replace(side="low"),
+        HIGHER_RATE._replace(side="low"),
     ),
     _rule(
         "R10.dead_units",
@@ -864,7 +899,7 @@ RULES: tuple[Rule, ...] = (
         _bandit_collapse,
         "the bandit settled on an arm that is not known to be better",
         ("window too short", "exploration bonus too small for the scale of returns"),
-        CHECK_ALGO,
+        *EXPLORE_ARMS,
     ),
     _rule(
         "R21.tiny_episodes",
@@ -888,7 +923,7 @@ RULES: tuple[Rule, ...] = (
         _no_reward,
         "no reward was ever seen",
         ("exploration does not reach it", "the reward is always zero"),
-        Advice("explore more", "some rewards", (("ent_coef", "0.01"),)),
+        Advice("explore more", "some rewards", (("ent_coef", ">=0.01"),)),
         CHECK_ENV,
     ),
     _rule(
@@ -968,7 +1003,7 @@ RULES: tuple[Rule, ...] = (
         _policy_lag,
         "acting falls further behind learning",
         ("the learner is slower than the actors", "a queue that grows"),
-        LOWER_RATE,
+        *FRESHER_ACTORS,
     ),
     _rule(
         "R29.no_progress",

@@ -124,6 +124,16 @@ def test_a_resumed_run_forgets_alerts_of_steps_it_takes_again(tmp_path: Path) ->
     assert said == []
 
 
+@pytest.mark.parametrize(("size", "rate"), [(2.0, "0.0003"), (1e-9, "0.003")])
+def test_what_is_said_answers_the_bound_that_was_crossed(size: float, rate: str) -> None:
+    said: list[str] = []
+    sink = HealthSink(None, "ppo", {"learning_rate": 1e-3}, total=40_000, env="CartPole-v1", say=said.append)
+    for i in range(1, 41):
+        sink.write(i * 1000, float(i), {"stats/update_size": size, "train/learning_rate": 1e-3})
+    sink.close()
+    assert [line.rpartition(" ")[2] for line in said] == [f"learning_rate={rate}"]
+
+
 def test_a_policy_can_stop_or_ignore(tmp_path: Path) -> None:
     stopped: list[Alert] = []
     sink = HealthSink(

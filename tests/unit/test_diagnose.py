@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from sparring.cli.main import main
+from sparring.config import parse_assignment
 from sparring.errors import CheckpointError
 from sparring.evaluation.diagnosis import Subject, diagnose, subject_of
 from sparring.evaluation.diagnosis_text import render, tokens
@@ -227,6 +228,67 @@ def test_settings_are_changed_from_what_they_are() -> None:
     assert adjusted(None, "0.5") == ""
     assert adjusted(False, "true") == "true"
     assert adjusted(True, "true") == ""
+    assert adjusted(0.0, ">=0.01") == "0.01"
+    assert adjusted(0.1, ">=0.01") == adjusted("auto", ">=0.01") == adjusted(True, ">=0.01") == ""
+    assert [adjusted(count, "//") for count in (8, 9, 5, 1, 0)] == ["4", "3", "1", "", ""]
+
+
+def test_options_of_a_selector_are_raised_and_odd_ones_are_not_repeated() -> None:
+    assert adjusted([], "floor=0.3") == "floor=0.3"
+    assert adjusted(["floor=0.05"], "floor=0.3") == "floor=0.3"
+    assert adjusted(("floor=0.5",), "floor=0.3") == ""
+    both = adjusted(["memory=500"], "floor=0.3")
+    assert parse_assignment(f"controller_options={shlex.split(both)[0]}") == (
+        "controller_options",
+        ["memory=500", "floor=0.3"],
+    )
+    assert adjusted(["x=$(rm)", "y=1;ls", "z"], "floor=0.3") == "floor=0.3"
+    assert adjusted([0.1, 0.2], "*0.3") == ""
+
+
+def first_try(key: str, edit: Mapping[str, Any], **config: Any) -> str:
+    report = diagnose(subject(edit=edit, config={**CONFIG, **config}))
+    tries = next(f["try"] for f in report["findings"] if f"{f['id']}.{f['name']}" == key)
+    return str(tries[0]["cmd"]).rpartition(" ")[2]
+
+
+def test_advice_answers_the_bound_that_was_crossed() -> None:
+    size, std = "R09.update_size", "R05.std_range"
+    assert first_try(size, {"stats/update_size": 2.0}) == "learning_rate=lin_0.0003"
+    assert first_try(size, {"stats/update_size": 1e-9}) == "learning_rate=lin_0.003"
+    assert first_try(size, {"stats/update_size": 1e-9}, max_grad_norm=1e-9) == "max_grad_norm=0.5"
+    assert first_try(size, {"stats/update_size": 1e-9}, max_grad_norm=5.0) == "learning_rate=lin_0.003"
+    assert first_try(std, {"train/std": 1e-4}) == "ent_coef=0.01"
+    assert first_try(std, {"train/std": 1e-4}, ent_coef=0.02) == "ent_coef=0.06"
+    assert first_try(std, {"train/std": 9.0}, ent_coef=0.02) == "ent_coef=0.0"
+
+
+def test_actors_that_lag_and_bandits_that_settle_get_advice_of_their_own() -> None:
+    lag = {"async/staleness": lambda i: 1.1**i}
+    assert first_try("R28.policy_lag", lag, actors=4, actor_pull=8) == "actors=2"
+    assert first_try("R28.policy_lag", lag, actors=1, actor_pull=8) == "actor_pull=4"
+    settled = {"bandit/entropy": 0.01, "bandit/snr": 0.5}
+    for controller, option in (
+        ("thompson", "floor=0.3"),
+        ("sw_ucb", "epsilon=0.3"),
+        ("gdi_tiles", "bonus=3"),
+    ):
+        given = {"controller": controller, "controller_options": ()}
+        assert first_try("R20.bandit_collapse", settled, **given) == f"controller_options={option}"
+    given = {"controller": "thompson", "controller_options": ("floor=0.5",)}
+    assert "memory=1500" in first_try("R20.bandit_collapse", settled, **given)
+
+
+def test_options_that_are_suggested_for_a_selector_exist() -> None:
+    from sparring import bandit
+    from sparring.bandit.space import Coordinate, Space
+
+    space = Space((Coordinate.interval("epsilon", 0.0, 1.0, 4),))
+    rule = next(rule for rule in RULES if rule.key == "R20.bandit_collapse")
+    for advice in rule.advice:
+        ((_, controller),), ((_, option),) = advice.given, advice.settings
+        name, _, number = option.partition("=")
+        assert getattr(bandit.make(controller, space, **{name: float(number)}), name) == float(number)
 
 
 def test_since_leaves_out_what_was_over_before() -> None:
