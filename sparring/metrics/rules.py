@@ -22,6 +22,9 @@ LOSSES = ("train/value_loss", "train/critic_loss")
 VALUES = ("stats/value_target_max", *LOSSES)
 SIGNIFICANT = 2.0
 """Standard errors by which a bandit's best arm must stand out to be known as better."""
+HEADS = r"train/entropy_\d+"
+COMPONENTS = r"env/.*reward.*_sum"
+WAITS = r"time/(transfer|evaluation|checkpoint|other)"
 GRADIENTS = ("train/grad_norm", "train/critic_grad_norm", "train/actor_grad_norm")
 
 THRESHOLDS: dict[str, Limit] = {
@@ -60,21 +63,26 @@ THRESHOLDS: dict[str, Limit] = {
     "R15.q_implausible": Limit(high=3.0, error_high=30.0, window=5, patience=5, source="CleanRL dqn"),
     "R16.twins_disagree": Limit(high=0.5, window=20, patience=10, source="own"),
     "R17.alpha_range": Limit(low=1e-4, high=10.0, window=5, patience=10, source="CleanRL sac"),
+    "R17.entropy_gap": Limit(high=0.5, window=10, patience=10, source="CleanRL sac; 50 % off its target"),
     "R18.priority_ess": Limit(low=0.1, error_low=0.01, window=5, patience=5, source="PER's definition"),
     "R19.replay": Limit(window=5, source="Jones: staleness; no cut-off is known"),
     "R20.bandit_collapse": Limit(low=0.1, window=10, patience=5, source="own"),
     "R21.tiny_episodes": Limit(low=2.5, window=20, patience=5, basis="P", source="Jones"),
     "R21.limit_is_terminal": Limit(high=0.5, window=10, patience=3, basis="P", source="SB3 time limits"),
     "R22.no_reward": Limit(low=1e-9, window=5, patience=3, source="Schulman"),
+    "R22.one_component": Limit(high=0.95, window=10, patience=10, source="own"),
     "R23.greedy_gap": Limit(low=-2.0, window=1, patience=2, source="SB3 tips; 2 pooled SE"),
     "R23.train_eval_gap": Limit(high=2.0, window=1, patience=2, source="SB3 tips; 2 pooled SE"),
     "R24.collapse": Limit(low=0.3, error_low=0.05, window=5, patience=10, source="own"),
+    "R24.eval_collapse": Limit(low=0.3, window=1, patience=3, source="own"),
     "R24.worse_than_start": Limit(low=-4.0, window=5, patience=5, source="own"),
     "R25.slow": Limit(low=0.5, window=60, patience=10, source="Jones: decay is accumulating state"),
     "R25.recompiled": Limit(high=1.0, window=1, patience=1, source="own"),
+    "R25.waiting": Limit(high=0.3, window=10, patience=5, source="Jones: blocking input or output"),
     "R26.outlier_seed": Limit(low=-3.0, high=3.0, window=1, source="Spinning Up, rliable"),
     "R27.still_improving": Limit(high=0.0, window=1, source="own"),
     "R28.policy_lag": Limit(high=2.0, window=20, patience=5, source="Sample Factory"),
+    "R28.lag_large": Limit(high=10.0, window=20, patience=5, source="own: two waiting chunks make 3"),
     "R29.no_progress": Limit(low=3.0, window=10, patience=5, source="own"),
     "R30.saturated_heads": Limit(low=0.01, window=10, patience=5, source="GDI: saturated logits"),
     "R30.no_correction": Limit(high=0.9, window=10, patience=5, source="GDI: ratio = 1 everywhere"),
@@ -506,12 +514,11 @@ def _still_improving(window: Window) -> Reading | None:
 
 def _saturated_heads(window: Window) -> Reading | None:
     """Entropy of the most decided head, in nats."""
-    heads = [window.values(f"train/entropy_{head}") for head in (1, 2)]
-    known = [(_middle(values), head) for head, values in enumerate(heads, 1) if values is not None]
-    if not known:
+    heads = {name: _middle(values) for name, values in window.family(HEADS).items()}
+    if not heads:
         return None
-    value, head = min(known)
-    return Reading(value, f"entropy of head {head} {short(value)} nats")
+    name = min(heads, key=lambda each: heads[each])
+    return Reading(heads[name], f"entropy of head {name.rpartition('_')[2]} {short(heads[name])} nats")
 
 
 def _policy_lag(window: Window) -> Reading | None:
@@ -521,6 +528,72 @@ def _policy_lag(window: Window) -> Reading | None:
     half = len(values) // 2
     before, now = float(values[:half].mean()), float(values[half:].mean())
     return Reading(now / max(before, 1.0), f"policy lag {short(now)} updates, before {short(before)}")
+
+
+def _lag_large(window: Window) -> Reading | None:
+    """Policy lag in iterations: updates between acting and learning over the updates of an iteration."""
+    lag = window.values("async/staleness")
+    updates, iterations = window.values("train/n_updates"), window.values("time/iterations")
+    if lag is None or updates is None or iterations is None or updates[0] <= 0:
+        return None  # before learning begins, nothing that acts can be old
+    learned, passed = float(updates[-1] - updates[0]), float(iterations[-1] - iterations[0])
+    if learned <= 0 or passed <= 0:
+        return None
+    value = _middle(lag) * passed / learned
+    return Reading(value, f"actors act with weights that are {short(value)} iterations old")
+
+
+def _entropy_gap(window: Window) -> Reading | None:
+    """Distance of the entropy from the target that was set, as a share of it, while its weight is learned."""
+    values, target = window.values("train/entropy"), window.context.number("target_entropy")
+    if values is None or not target or window.progress < 0.5 or window.context.number("ent_coef") is not None:
+        return None
+    value = _middle(values)
+    return Reading(abs(value - target) / abs(target), f"entropy {short(value)}, its target {short(target)}")
+
+
+def _one_component(window: Window) -> Reading | None:
+    """Share of the largest part of the reward, in a run that has learned nothing."""
+    sizes = {name: abs(_middle(values)) for name, values in window.family(COMPONENTS).items()}
+    whole = sum(sizes.values())
+    if len(sizes) < 2 or whole <= 0 or window.progress < 0.25 or _at_target(window):
+        return None
+    if _gains(window) or _has_risen(window):
+        return None
+    name = max(sizes, key=lambda each: sizes[each])
+    share = sizes[name] / whole
+    return Reading(share, f"{clean(name)} is {share:.1%} of the {len(sizes)} parts of the reward")
+
+
+def _waiting(window: Window) -> Reading | None:
+    """Share of the time in which neither the environment nor the networks did anything."""
+    seconds = window.values("time/split_seconds")
+    if seconds is None or float(seconds.sum()) < 10.0:
+        return None
+    waits = {name: values for name, values in window.family(WAITS).items() if len(values) == len(seconds)}
+    parts = {name: float(values @ seconds) / float(seconds.sum()) for name, values in waits.items()}
+    if not parts:
+        return None
+    most = max(parts, key=lambda each: parts[each])
+    return Reading(sum(parts.values()), f"{sum(parts.values()):.0%} of the time, most of it {most}")
+
+
+def _eval_collapse(window: Window) -> Reading | None:
+    """Where the evaluation stands between the beginning (0) and the best that is sure: two standard errors
+    below an earlier mean (1)."""
+    means, spreads = window.series(EVAL), window.series("eval/std_reward")
+    episodes, returns = window.last("eval/episodes"), window.series(RETURN)
+    if means is None or spreads is None or not episodes or means.count < 5 or means.count != spreads.count:
+        return None
+    values = means.values()
+    best = float((values - 2.0 * spreads.values() / math.sqrt(episodes)).max())
+    base = float(values[0]) if returns is None else min(float(values[0]), returns.start)
+    noise = 0.05 * abs(base) if returns is None else returns.noise
+    if best - base <= max(2.0 * base, -0.5 * base, 5.0 * noise):
+        return None  # too little was learned to speak of losing it
+    now = float(values[-1])
+    words = f"evaluation {short(now)}, best surely above {short(best)}, first {short(base)}"
+    return Reading((now - base) / (best - base), words)
 
 
 # -- rules -----------------------------------------------------------------------------------------------
@@ -877,6 +950,16 @@ RULES: tuple[Rule, ...] = (
         algorithms=frozenset({"sac", "crossq"}),
     ),
     _rule(
+        "R17.entropy_gap",
+        ("train/entropy", "train/ent_coef_loss"),
+        _entropy_gap,
+        "the entropy is far from the target that was set for it",
+        ("target_entropy does not fit the action space", "reward scale", "learning rate of its weight"),
+        Advice("the usual target", "entropy near it", (("target_entropy", "none"),)),
+        config=("target_entropy",),
+        algorithms=frozenset({"sac", "crossq"}),
+    ),
+    _rule(
         "R18.priority_ess",
         ("stats/priority_ess",),
         _median_of("stats/priority_ess", "effective share of the replay"),
@@ -927,6 +1010,17 @@ RULES: tuple[Rule, ...] = (
         CHECK_ENV,
     ),
     _rule(
+        "R22.one_component",
+        (RETURN,),
+        _one_component,
+        "one part of the reward drowns the others, and the return does not rise",
+        ("parts of the reward differ in scale",),
+        CHECK_ENV,
+        level="note",
+        family=COMPONENTS,
+        quotes=True,
+    ),
+    _rule(
         "R23.greedy_gap",
         (EVAL, SAMPLED),
         _greedy_gap,
@@ -947,6 +1041,15 @@ RULES: tuple[Rule, ...] = (
         (RETURN,),
         _collapse,
         "the return fell far below its best",
+        ("learning rate too high late", "loss of plasticity", "too many epochs"),
+        Advice("keep the best agent", "as before", verb="sparring eval {run} --best"),
+        LOWER_RATE,
+    ),
+    _rule(
+        "R24.eval_collapse",
+        (EVAL, "eval/std_reward", "eval/episodes"),
+        _eval_collapse,
+        "evaluations fell far below what the agent surely could",
         ("learning rate too high late", "loss of plasticity", "too many epochs"),
         Advice("keep the best agent", "as before", verb="sparring eval {run} --best"),
         LOWER_RATE,
@@ -979,6 +1082,16 @@ RULES: tuple[Rule, ...] = (
         level="note",
     ),
     _rule(
+        "R25.waiting",
+        ("time/split_seconds", "time/other"),
+        _waiting,
+        "much time goes to neither environment nor networks",
+        ("evaluations or checkpoints in the way", "copies to and from the device", "slow callbacks"),
+        Advice("look at the machine", "no problem", verb="sparring doctor"),
+        level="note",
+        family=WAITS,
+    ),
+    _rule(
         "R26.outlier_seed",
         (RETURN,),
         _outlier_seed,
@@ -1006,6 +1119,14 @@ RULES: tuple[Rule, ...] = (
         *FRESHER_ACTORS,
     ),
     _rule(
+        "R28.lag_large",
+        ("async/staleness", "train/n_updates", "time/iterations"),
+        _lag_large,
+        "actors act with weights that are far too old",
+        ("the learner is slower than the actors", "learner_push or actor_pull too large"),
+        *FRESHER_ACTORS,
+    ),
+    _rule(
         "R29.no_progress",
         (RETURN,),
         _no_progress,
@@ -1016,12 +1137,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "R30.saturated_heads",
-        (),
+        ("train/entropy_1",),
         _saturated_heads,
         "a head is certain of everything, so temperatures no longer make a difference",
         ("target_temperature too low for the scale of rewards", "reward_scale too large"),
         Advice("softer policies", "train/entropy_1 above 0.05", (("target_temperature", "*3"),)),
-        one_of=("train/entropy_1", "train/entropy_2"),
+        family=HEADS,
     ),
     _rule(
         "R30.no_correction",
