@@ -104,7 +104,8 @@ def _with_option(options: Sequence[Any], wanted: str) -> str:
     Entries of any other form are left out: they may come from anywhere, and this becomes part of a command.
     """
     name, _, number = wanted.partition("=")
-    known = dict(found.groups() for text in options if (found := OPTION.fullmatch(str(text))))
+    found = [match for text in options if (match := OPTION.fullmatch(str(text)))]
+    known = {match[1]: match[2] for match in found}
     if name in known and float(known[name]) >= float(number):
         return ""
     pairs = [f"{k}={v}" for k, v in {**known, name: number}.items()]
