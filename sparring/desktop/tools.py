@@ -18,10 +18,11 @@ import numpy as np
 from sparring.desktop.protocol import Server, Tool
 from sparring.errors import ConfigError, StorageError, UnknownName, nearest
 from sparring.evaluation.comparison import compare, differences
-from sparring.evaluation.diagnosis import clean, diagnose, subject_of
+from sparring.evaluation.diagnosis import diagnose, subject_of
 from sparring.evaluation.diagnosis_text import BUDGET, CLOSE, FULL, OPEN, render
 from sparring.evaluation.units import Unit, curves, no_value
 from sparring.metrics import charts, sqlite
+from sparring.metrics.foreign import clean
 from sparring.metrics.registry import meaning
 from sparring.runs import directory
 from sparring.runs.directory import CONFIG, STATUS, RunDirectory

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from sparring.evaluation.statistics import interval
 from sparring.metrics import charts, performance, sqlite, wandb_history
 from sparring.metrics.advice import Commands
+from sparring.metrics.foreign import clean
 from sparring.metrics.health import Alert, Context, Engine, Rule, replay
 from sparring.metrics.registry import EPISODIC
 from sparring.metrics.rules import EVAL, RETURN, RULES, SAMPLED
@@ -44,6 +45,8 @@ SHOWN = (
     "train/ent_coef",
 )
 """Curves of every diagnosis, where they exist; those of findings come too."""
+EVIDENCE = 160
+"""Characters of a finding's evidence."""
 SUSPECTS = {
     "R01.not_finite": "NaN",
     "R02.kl_high": "too large policy steps",
@@ -138,9 +141,7 @@ def diagnose(subject: Subject, since: int = 0, target: float | None = None) -> d
         for rule in engine.rules
         if rule not in judged and not engine.foreign(rule)
     ]
-    speed = performance.judge(
-        subject.records, subject.config, commands, clean(subject.facts.get("device", ""))
-    )
+    speed = performance.judge(subject.records, subject.config, commands, _kind_of_device(subject))
     report = {
         "schema": SCHEMA,
         "run": _run(subject),
@@ -161,12 +162,6 @@ def diagnose(subject: Subject, since: int = 0, target: float | None = None) -> d
     }
     rounded: dict[str, Any] = _rounded(report)
     return rounded
-
-
-def clean(text: str, limit: int = 80) -> str:
-    """A foreign string as one short line of plain characters: nothing can look like markup or a new line."""
-    kept = "".join(c if c.isascii() and c.isprintable() and c not in "<>`\\" else "?" for c in text)
-    return kept if len(kept) <= limit else kept[: limit - 1] + "~"
 
 
 # -- parts of the report ---------------------------------------------------------------------------------
@@ -200,6 +195,12 @@ def _run(subject: Subject) -> dict[str, Any]:
         "device": clean(subject.facts["device"]) if "device" in subject.facts else None,
         "wall_s": subject.wall_seconds,
     }
+
+
+def _kind_of_device(subject: Subject) -> str:
+    """What a sentence may call the device, whose full name is foreign."""
+    name = subject.facts.get("device", "")
+    return name.lower() if name.lower() in ("", "cpu") else "accelerator"
 
 
 def _progress(subject: Subject, curves: Curves, engine: Engine) -> dict[str, Any]:
@@ -306,7 +307,7 @@ def _findings(subject: Subject, engine: Engine, commands: Commands) -> list[dict
                     kept.onset,
                     kept.last,
                     value,
-                    clean(kept.evidence, 160),
+                    kept.evidence,
                     value,
                     kept.cleared,
                 )
@@ -322,16 +323,19 @@ def _findings(subject: Subject, engine: Engine, commands: Commands) -> list[dict
         if key.partition(".")[0] not in suspected
         and any(r.key == key and engine.looks(r) for r in engine.rules)
     ]
-    found = [_finding(rules[key], alerts, clear, commands) for key, alerts in groups.items()]
+    found = [_finding(rules[key], alerts, clear, commands, seen) for key, alerts in groups.items()]
     return sorted(found, key=lambda f: (f["first_step"], f["id"], f["name"]))
 
 
-def _finding(rule: Rule, alerts: list[Alert], clear: list[str], commands: Commands) -> dict[str, Any]:
+def _finding(
+    rule: Rule, alerts: list[Alert], clear: list[str], commands: Commands, seen: Collection[tuple[str, int]]
+) -> dict[str, Any]:
+    """A rule's alerts as one entry; `seen` are those (rule, seed) that were measured here and now."""
     rank = {"note": 0, "warn": 1, "error": 2}
     worst = max(alerts, key=lambda a: (rank[a.level], -a.onset, -a.seed))
     tries = [
         {"cmd": command, "why": advice.why, "expected": advice.expected}
-        for advice in rule.advice
+        for advice in rule.advice_for(worst.worst)
         if (command := commands.of(advice))
     ]
     lasting = [a for a in alerts if a.cleared is None]
@@ -349,7 +353,8 @@ def _finding(rule: Rule, alerts: list[Alert], clear: list[str], commands: Comman
         "value": worst.worst,
         "healthy": _range(rule),
         "window": rule.limit.window,
-        "evidence": worst.evidence,
+        "evidence": clean(worst.evidence, EVIDENCE),
+        "quoted": rule.quotes or (rule.key, worst.seed) not in seen,
         "likely_causes": list(rule.causes),
         "not_caused_by": clear,
         "try": tries,

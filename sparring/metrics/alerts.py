@@ -2,7 +2,8 @@
 
     HealthSink(run.metrics, "ppo", config, total=100_000, env="CartPole-v1", say=print, on_stop=stop)
 
-`on_stop` is called, in the training thread, with the alert of a rule whose policy is `stop`.
+`on_stop` is called, in the training thread, with the alert of a rule whose policy is `stop`. Rules that judge
+a run as a whole never call it: there is nothing left to stop.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class HealthSink:
         if change.kind == "cleared":
             return
         if aloud and alert.level != "note":
-            command = self._commands.first(alert.rule)
+            command = self._commands.first(alert.rule, alert.value)
             self._say(f"{alert.line()} ({alert.rule.meaning}). Try: {command or 'sparring diagnose last'}")
             if self._post is not None:
                 self._post.put(message(alert, self._run, command))
@@ -128,7 +129,8 @@ class HealthSink:
                 level = "error" if alert.level == "error" else "warning"
                 tracker.alert(alert.onset, f"{alert.rule.id} {alert.rule.name}", words, level, alert.seed)
         rule = alert.rule
-        if self._on_stop is not None and "stop" in (self.policy.get(rule.key), self.policy.get(rule.id)):
+        wants_stop = "stop" in (self.policy.get(rule.key), self.policy.get(rule.id))
+        if self._on_stop is not None and wants_stop and rule.scope != "end":
             self._on_stop(alert)
 
     def _keep(self, rows: list[sqlite.StoredAlert]) -> None:

@@ -8,6 +8,7 @@ engine runs while an agent learns and over a finished run's file, so both find t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,8 @@ KEPT = 512
 """Points of a metric that windows can see; at most twice as many are stored."""
 HEAD = 8
 """First points of a metric, kept for comparison."""
+FAMILY = 64
+"""Metrics that a rule's pattern may add for one seed."""
 EPISODES = 20
 """Finished episodes below which their mean is not believed."""
 MARGIN = 0.1
@@ -28,6 +31,7 @@ MARGIN = 0.1
 Level = Literal["note", "warn", "error"]
 """A note is an observation, not an alarm."""
 Scope = Literal["live", "end"]
+Side = Literal["low", "high"]
 
 
 class Limit(NamedTuple):
@@ -50,6 +54,12 @@ class Limit(NamedTuple):
         high = self.high - margin * abs(self.high) if math.isfinite(self.high) else self.high
         return low <= value <= high if low <= high else self.low <= value <= self.high
 
+    def crossed(self, value: float) -> Side | None:
+        """Which bound a value is beyond; None when it is inside, or no number."""
+        if value < self.low:
+            return "low"
+        return "high" if value > self.high else None
+
     def is_error(self, value: float) -> bool:
         return not self.error_low <= value <= self.error_high
 
@@ -67,9 +77,14 @@ class Advice(NamedTuple):
     why: str
     expected: str
     settings: tuple[tuple[str, str], ...] = ()
-    """(name, value); a value `*0.3` multiplies the run's own"""
+    """(name, value); a value `*0.3` multiplies the run's own, `>=0.5` raises a smaller one to it, `//` takes
+    the largest proper divisor of a whole number"""
     verb: str = ""
     """another command than a new training, `{run}` and `{env}` filled in"""
+    side: Side | None = None
+    """the bound whose crossing it answers; None: both"""
+    given: tuple[tuple[str, str], ...] = ()
+    """settings that the run must have for it to make sense"""
 
 
 @dataclass(frozen=True)
@@ -90,15 +105,24 @@ class Rule:
     """of an alert that is not an error"""
     one_of: tuple[str, ...] = ()
     """metrics of which it needs at least one"""
+    family: str = ""
+    """a pattern of further metrics that it looks at, however many there are"""
     algorithms: frozenset[str] | None = None
     """None: every algorithm that writes the metrics"""
     config: tuple[str, ...] = ()
     """settings it must know"""
     scope: Scope = "live"
+    quotes: bool = False
+    """whether its evidence holds names that others chose: reports show it as data"""
 
     @property
     def key(self) -> str:
         return f"{self.id}.{self.name}"
+
+    def advice_for(self, value: float) -> tuple[Advice, ...]:
+        """What helps against a value, by the bound that it crossed; everything when that is not known."""
+        side = self.limit.crossed(value)
+        return tuple(a for a in self.advice if side is None or a.side in (None, side))
 
     @property
     def triggers(self) -> frozenset[str]:
@@ -223,6 +247,12 @@ class Window:
             return None
         return series.values(count)
 
+    def family(self, pattern: str, count: int = 0) -> dict[str, np.ndarray]:
+        """The last values of every metric whose whole name matches, where there are enough."""
+        names = [name for name in self.history if re.fullmatch(pattern, name)]
+        found = ((name, self.values(name, count)) for name in names)
+        return {name: values for name, values in found if values is not None}
+
     def series(self, name: str) -> Series | None:
         return self.history.get(name)
 
@@ -294,6 +324,9 @@ class Engine:
             if rule.scope == "live" and known.issuperset(rule.config)
         ]
         self._wanted = ALWAYS.union(*(rule.needs + rule.one_of for rule in self.rules))
+        families = sorted({rule.family for rule in self.rules if rule.family})
+        self._families = re.compile("|".join(f"(?:{each})" for each in families)) if families else None
+        self._is_relative: dict[str, bool] = {}
         self._history: dict[int, dict[str, Series]] = {}
         self._watches: dict[tuple[int, str], _Watch] = {}
 
@@ -301,7 +334,7 @@ class Engine:
         """Takes one record; returns the alerts that were raised, became worse or were cleared by it."""
         history = self._history.setdefault(seed, {})
         self.steps[seed] = max(step, self.steps.get(seed, 0))
-        for name in self._wanted.intersection(values):
+        for name in [*self._wanted.intersection(values), *self._relatives(history, values)]:
             if name.startswith(EPISODIC) and values.get("rollout/window_episodes", EPISODES) < EPISODES:
                 continue  # a mean over few episodes, or a placeholder before the first has ended
             value = values[name]
@@ -318,6 +351,24 @@ class Engine:
                 if change is not None:
                     changes.append(change)
         return changes
+
+    def _relatives(self, history: Mapping[str, Series], values: Mapping[str, float]) -> list[str]:
+        """Names in a record that the pattern of a rule asks for; few enough of them to stay bounded."""
+        if self._families is None:
+            return []
+        found = []
+        room = FAMILY - len(history.keys() - self._wanted)
+        for name in values:
+            known = self._is_relative.get(name)
+            if known is None:
+                if len(self._is_relative) >= 64 * FAMILY:
+                    self._is_relative.clear()
+                known = self._families.fullmatch(name) is not None and name not in self._wanted
+                self._is_relative[name] = known
+            if known and (name in history or room > 0):
+                room -= name not in history
+                found.append(name)
+        return found
 
     def finish(self) -> list[Change]:
         """Looks once with the rules that judge a run as a whole."""
@@ -354,6 +405,8 @@ class Engine:
             return f"no {', '.join(absent)}{few}"
         if rule.one_of and not seen.intersection(rule.one_of):
             return f"no {' or '.join(rule.one_of)}"
+        if rule.family and not any(re.fullmatch(rule.family, name) for name in seen):
+            return f"no {rule.family}"
         return "too few points, or its conditions never held"
 
     def foreign(self, rule: Rule) -> bool:

@@ -1,4 +1,4 @@
-"""The health rules R01 to R29: thresholds in one table, what each rule measures, and what to do about it.
+"""The health rules R01 to R30: thresholds in one table, what each rule measures, and what to do about it.
 
 Ids and directions are those of the literature named in the table; engineering numbers (basis E) are
 calibrated by `benchmarks/faultbench.py`. `stats/…` metrics come from the statistics of the running algorithm.
@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from sparring.metrics.charts import short
+from sparring.metrics.foreign import clean, is_foreign
 from sparring.metrics.health import ANY, Advice, Limit, Reading, Rule, Window
 
 RETURN = "rollout/ep_rew_mean"
@@ -21,6 +22,9 @@ LOSSES = ("train/value_loss", "train/critic_loss")
 VALUES = ("stats/value_target_max", *LOSSES)
 SIGNIFICANT = 2.0
 """Standard errors by which a bandit's best arm must stand out to be known as better."""
+HEADS = r"train/entropy_\d+"
+COMPONENTS = r"env/.*reward.*_sum"
+WAITS = r"time/(transfer|evaluation|checkpoint|other)"
 GRADIENTS = ("train/grad_norm", "train/critic_grad_norm", "train/actor_grad_norm")
 
 THRESHOLDS: dict[str, Limit] = {
@@ -59,21 +63,26 @@ THRESHOLDS: dict[str, Limit] = {
     "R15.q_implausible": Limit(high=3.0, error_high=30.0, window=5, patience=5, source="CleanRL dqn"),
     "R16.twins_disagree": Limit(high=0.5, window=20, patience=10, source="own"),
     "R17.alpha_range": Limit(low=1e-4, high=10.0, window=5, patience=10, source="CleanRL sac"),
+    "R17.entropy_gap": Limit(high=0.5, window=10, patience=10, source="CleanRL sac; 50 % off its target"),
     "R18.priority_ess": Limit(low=0.1, error_low=0.01, window=5, patience=5, source="PER's definition"),
     "R19.replay": Limit(window=5, source="Jones: staleness; no cut-off is known"),
     "R20.bandit_collapse": Limit(low=0.1, window=10, patience=5, source="own"),
     "R21.tiny_episodes": Limit(low=2.5, window=20, patience=5, basis="P", source="Jones"),
     "R21.limit_is_terminal": Limit(high=0.5, window=10, patience=3, basis="P", source="SB3 time limits"),
     "R22.no_reward": Limit(low=1e-9, window=5, patience=3, source="Schulman"),
+    "R22.one_component": Limit(high=0.95, window=10, patience=10, source="own"),
     "R23.greedy_gap": Limit(low=-2.0, window=1, patience=2, source="SB3 tips; 2 pooled SE"),
     "R23.train_eval_gap": Limit(high=2.0, window=1, patience=2, source="SB3 tips; 2 pooled SE"),
     "R24.collapse": Limit(low=0.3, error_low=0.05, window=5, patience=10, source="own"),
+    "R24.eval_collapse": Limit(low=0.3, window=1, patience=3, source="own"),
     "R24.worse_than_start": Limit(low=-4.0, window=5, patience=5, source="own"),
     "R25.slow": Limit(low=0.5, window=60, patience=10, source="Jones: decay is accumulating state"),
     "R25.recompiled": Limit(high=1.0, window=1, patience=1, source="own"),
+    "R25.waiting": Limit(high=0.3, window=10, patience=5, source="Jones: blocking input or output"),
     "R26.outlier_seed": Limit(low=-3.0, high=3.0, window=1, source="Spinning Up, rliable"),
     "R27.still_improving": Limit(high=0.0, window=1, source="own"),
     "R28.policy_lag": Limit(high=2.0, window=20, patience=5, source="Sample Factory"),
+    "R28.lag_large": Limit(high=10.0, window=20, patience=5, source="own: two waiting chunks make 3"),
     "R29.no_progress": Limit(low=3.0, window=10, patience=5, source="own"),
     "R30.saturated_heads": Limit(low=0.01, window=10, patience=5, source="GDI: saturated logits"),
     "R30.no_correction": Limit(high=0.9, window=10, patience=5, source="GDI: ratio = 1 everywhere"),
@@ -103,9 +112,12 @@ def _median_of(name: str, words: str, least: int = 0, after: float = 0.0):  # ty
 
 
 def _not_finite(window: Window) -> Reading | None:
+    """The number of metrics that are not finite; one of the system's own is named before a foreign one."""
     bad = [name for name, value in window.record.items() if not math.isfinite(value)]
-    words = f"{bad[0]} is {window.record[bad[0]]}" if bad else "all finite"
-    return Reading(float(len(bad)), words)
+    if not bad:
+        return Reading(0.0, "all finite")
+    first = min(bad, key=is_foreign)
+    return Reading(float(len(bad)), f"{clean(first)} is {window.record[first]}")
 
 
 def _still_learning(window: Window) -> bool:
@@ -502,12 +514,11 @@ def _still_improving(window: Window) -> Reading | None:
 
 def _saturated_heads(window: Window) -> Reading | None:
     """Entropy of the most decided head, in nats."""
-    heads = [window.values(f"train/entropy_{head}") for head in (1, 2)]
-    known = [(_middle(values), head) for head, values in enumerate(heads, 1) if values is not None]
-    if not known:
+    heads = {name: _middle(values) for name, values in window.family(HEADS).items()}
+    if not heads:
         return None
-    value, head = min(known)
-    return Reading(value, f"entropy of head {head} {short(value)} nats")
+    name = min(heads, key=lambda each: heads[each])
+    return Reading(heads[name], f"entropy of head {name.rpartition('_')[2]} {short(heads[name])} nats")
 
 
 def _policy_lag(window: Window) -> Reading | None:
@@ -517,6 +528,72 @@ def _policy_lag(window: Window) -> Reading | None:
     half = len(values) // 2
     before, now = float(values[:half].mean()), float(values[half:].mean())
     return Reading(now / max(before, 1.0), f"policy lag {short(now)} updates, before {short(before)}")
+
+
+def _lag_large(window: Window) -> Reading | None:
+    """Policy lag in iterations: updates between acting and learning over the updates of an iteration."""
+    lag = window.values("async/staleness")
+    updates, iterations = window.values("train/n_updates"), window.values("time/iterations")
+    if lag is None or updates is None or iterations is None or updates[0] <= 0:
+        return None  # before learning begins, nothing that acts can be old
+    learned, passed = float(updates[-1] - updates[0]), float(iterations[-1] - iterations[0])
+    if learned <= 0 or passed <= 0:
+        return None
+    value = _middle(lag) * passed / learned
+    return Reading(value, f"actors act with weights that are {short(value)} iterations old")
+
+
+def _entropy_gap(window: Window) -> Reading | None:
+    """Distance of the entropy from the target that was set, as a share of it, while its weight is learned."""
+    values, target = window.values("train/entropy"), window.context.number("target_entropy")
+    if values is None or not target or window.progress < 0.5 or window.context.number("ent_coef") is not None:
+        return None
+    value = _middle(values)
+    return Reading(abs(value - target) / abs(target), f"entropy {short(value)}, its target {short(target)}")
+
+
+def _one_component(window: Window) -> Reading | None:
+    """Share of the largest part of the reward, in a run that has learned nothing."""
+    sizes = {name: abs(_middle(values)) for name, values in window.family(COMPONENTS).items()}
+    whole = sum(sizes.values())
+    if len(sizes) < 2 or whole <= 0 or window.progress < 0.25 or _at_target(window):
+        return None
+    if _gains(window) or _has_risen(window):
+        return None
+    name = max(sizes, key=lambda each: sizes[each])
+    share = sizes[name] / whole
+    return Reading(share, f"{clean(name)} is {share:.1%} of the {len(sizes)} parts of the reward")
+
+
+def _waiting(window: Window) -> Reading | None:
+    """Share of the time in which neither the environment nor the networks did anything."""
+    seconds = window.values("time/split_seconds")
+    if seconds is None or float(seconds.sum()) < 10.0:
+        return None
+    waits = {name: values for name, values in window.family(WAITS).items() if len(values) == len(seconds)}
+    parts = {name: float(values @ seconds) / float(seconds.sum()) for name, values in waits.items()}
+    if not parts:
+        return None
+    most = max(parts, key=lambda each: parts[each])
+    return Reading(sum(parts.values()), f"{sum(parts.values()):.0%} of the time, most of it {most}")
+
+
+def _eval_collapse(window: Window) -> Reading | None:
+    """Where the evaluation stands between the beginning (0) and the best that is sure: two standard errors
+    below an earlier mean (1)."""
+    means, spreads = window.series(EVAL), window.series("eval/std_reward")
+    episodes, returns = window.last("eval/episodes"), window.series(RETURN)
+    if means is None or spreads is None or not episodes or means.count < 5 or means.count != spreads.count:
+        return None
+    values = means.values()
+    best = float((values - 2.0 * spreads.values() / math.sqrt(episodes)).max())
+    base = float(values[0]) if returns is None else min(float(values[0]), returns.start)
+    noise = 0.05 * abs(base) if returns is None else returns.noise
+    if best - base <= max(2.0 * base, -0.5 * base, 5.0 * noise):
+        return None  # too little was learned to speak of losing it
+    now = float(values[-1])
+    words = f"evaluation {short(now)}, best surely above {short(best)}, first {short(base)}"
+    return Reading((now - base) / (best - base), words)
 
 
 # -- rules -----------------------------------------------------------------------------------------------
@@ -533,6 +610,33 @@ CHECK_ALGO = Advice("test the algorithm on known answers", "all pass", verb="spa
 MORE = Advice(
     "give it more steps", "the return keeps rising", verb="sparring resume {run} --total-timesteps {more}"
 )
+LESS_CLIPPING = Advice("let gradients pass", "grad_norm near the bound", (("max_grad_norm", ">=0.5"),))
+MORE_ENTROPY = (
+    Advice("stronger entropy bonus", "the policy stays undecided for longer", (("ent_coef", ">=0.01"),)),
+    Advice("stronger entropy bonus", "the policy stays undecided for longer", (("ent_coef", "*3"),)),
+)
+FRESHER_ACTORS = (
+    Advice("fewer actors, so that the learner keeps up", "async/staleness falls", (("actors", "//"),)),
+    Advice(
+        "newer weights for the actors",
+        "async/staleness falls",
+        (("actor_pull", "//"), ("learner_push", "1")),
+    ),
+)
+EXPLORE_ARMS = tuple(
+    Advice(
+        why, "bandit/entropy above 0.2", (("controller_options", option),), given=(("controller", selector),)
+    )
+    for selector, why, option in (
+        ("thompson", "every arm is tried now and then", "floor=0.3"),
+        ("thompson", "a longer memory tells luck from skill", "memory=1500"),
+        ("sw_ucb", "every arm is tried now and then", "epsilon=0.3"),
+        ("gdi_tiles", "a larger bonus for arms that are little known", "bonus=3"),
+        ("gdi_tiles_faithful", "a larger bonus for arms that are little known", "bonus=3"),
+        ("lbc_regions", "a softer choice", "temperature=0.3"),
+    )
+)
+"""One or two for each selector, by the settings that it has."""
 
 
 def _rule(
@@ -558,6 +662,7 @@ RULES: tuple[Rule, ...] = (
         CHECK_ENV,
         LOWER_RATE,
         level="error",
+        quotes=True,
     ),
     _rule(
         "R02.kl_high",
@@ -648,7 +753,7 @@ RULES: tuple[Rule, ...] = (
         _entropy_low,
         "the policy became certain before it was good",
         ("ent_coef too low", "rewards much larger than the entropy bonus", "initial weights too large"),
-        Advice("stronger entropy bonus", "relative entropy above 0.2", (("ent_coef", "0.01"),)),
+        *MORE_ENTROPY,
     ),
     _rule(
         "R05.entropy_wild",
@@ -664,7 +769,13 @@ RULES: tuple[Rule, ...] = (
         _median_of("train/std", "standard deviation of the policy"),
         "the policy's noise vanished or exploded",
         ("ent_coef too low or too high", "log_std_init", "actions not scaled"),
-        Advice("no entropy bonus", "std between 0.05 and 2", (("ent_coef", "0.0"), ("log_std_init", "0.0"))),
+        *(advice._replace(side="low") for advice in MORE_ENTROPY),
+        Advice(
+            "no entropy bonus",
+            "std between 0.05 and 2",
+            (("ent_coef", "0.0"), ("log_std_init", "0.0")),
+            side="high",
+        ),
     ),
     _rule(
         "R06.value_scale",
@@ -717,7 +828,7 @@ RULES: tuple[Rule, ...] = (
         _clipped_hard,
         "gradients are clipped to almost nothing",
         ("max_grad_norm too small", "rewards or losses not scaled"),
-        Advice("let gradients pass", "grad_norm near the bound", (("max_grad_norm", "0.5"),)),
+        LESS_CLIPPING,
         NORMALISE,
         config=("max_grad_norm",),
         one_of=GRADIENTS,
@@ -738,7 +849,9 @@ RULES: tuple[Rule, ...] = (
         _update_size,
         "parameters move too much or not at all",
         ("learning rate too high or too low", "gradients clipped to nothing"),
-        LOWER_RATE,
+        LOWER_RATE._replace(side="high"),
+        LESS_CLIPPING._replace(side="low"),
+        HIGHER_RATE._replace(side="low"),
     ),
     _rule(
         "R10.dead_units",
@@ -837,6 +950,16 @@ RULES: tuple[Rule, ...] = (
         algorithms=frozenset({"sac", "crossq"}),
     ),
     _rule(
+        "R17.entropy_gap",
+        ("train/entropy", "train/ent_coef_loss"),
+        _entropy_gap,
+        "the entropy is far from the target that was set for it",
+        ("target_entropy does not fit the action space", "reward scale", "learning rate of its weight"),
+        Advice("the usual target", "entropy near it", (("target_entropy", "none"),)),
+        config=("target_entropy",),
+        algorithms=frozenset({"sac", "crossq"}),
+    ),
+    _rule(
         "R18.priority_ess",
         ("stats/priority_ess",),
         _median_of("stats/priority_ess", "effective share of the replay"),
@@ -859,7 +982,7 @@ RULES: tuple[Rule, ...] = (
         _bandit_collapse,
         "the bandit settled on an arm that is not known to be better",
         ("window too short", "exploration bonus too small for the scale of returns"),
-        CHECK_ALGO,
+        *EXPLORE_ARMS,
     ),
     _rule(
         "R21.tiny_episodes",
@@ -883,8 +1006,19 @@ RULES: tuple[Rule, ...] = (
         _no_reward,
         "no reward was ever seen",
         ("exploration does not reach it", "the reward is always zero"),
-        Advice("explore more", "some rewards", (("ent_coef", "0.01"),)),
+        Advice("explore more", "some rewards", (("ent_coef", ">=0.01"),)),
         CHECK_ENV,
+    ),
+    _rule(
+        "R22.one_component",
+        (RETURN,),
+        _one_component,
+        "one part of the reward drowns the others, and the return does not rise",
+        ("parts of the reward differ in scale",),
+        CHECK_ENV,
+        level="note",
+        family=COMPONENTS,
+        quotes=True,
     ),
     _rule(
         "R23.greedy_gap",
@@ -907,6 +1041,15 @@ RULES: tuple[Rule, ...] = (
         (RETURN,),
         _collapse,
         "the return fell far below its best",
+        ("learning rate too high late", "loss of plasticity", "too many epochs"),
+        Advice("keep the best agent", "as before", verb="sparring eval {run} --best"),
+        LOWER_RATE,
+    ),
+    _rule(
+        "R24.eval_collapse",
+        (EVAL, "eval/std_reward", "eval/episodes"),
+        _eval_collapse,
+        "evaluations fell far below what the agent surely could",
         ("learning rate too high late", "loss of plasticity", "too many epochs"),
         Advice("keep the best agent", "as before", verb="sparring eval {run} --best"),
         LOWER_RATE,
@@ -939,6 +1082,16 @@ RULES: tuple[Rule, ...] = (
         level="note",
     ),
     _rule(
+        "R25.waiting",
+        ("time/split_seconds", "time/other"),
+        _waiting,
+        "much time goes to neither environment nor networks",
+        ("evaluations or checkpoints in the way", "copies to and from the device", "slow callbacks"),
+        Advice("look at the machine", "no problem", verb="sparring doctor"),
+        level="note",
+        family=WAITS,
+    ),
+    _rule(
         "R26.outlier_seed",
         (RETURN,),
         _outlier_seed,
@@ -963,7 +1116,15 @@ RULES: tuple[Rule, ...] = (
         _policy_lag,
         "acting falls further behind learning",
         ("the learner is slower than the actors", "a queue that grows"),
-        LOWER_RATE,
+        *FRESHER_ACTORS,
+    ),
+    _rule(
+        "R28.lag_large",
+        ("async/staleness", "train/n_updates", "time/iterations"),
+        _lag_large,
+        "actors act with weights that are far too old",
+        ("the learner is slower than the actors", "learner_push or actor_pull too large"),
+        *FRESHER_ACTORS,
     ),
     _rule(
         "R29.no_progress",
@@ -976,12 +1137,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "R30.saturated_heads",
-        (),
+        ("train/entropy_1",),
         _saturated_heads,
         "a head is certain of everything, so temperatures no longer make a difference",
         ("target_temperature too low for the scale of rewards", "reward_scale too large"),
         Advice("softer policies", "train/entropy_1 above 0.05", (("target_temperature", "*3"),)),
-        one_of=("train/entropy_1", "train/entropy_2"),
+        family=HEADS,
     ),
     _rule(
         "R30.no_correction",

@@ -16,7 +16,7 @@ import pytest
 
 from sparring.errors import ConfigError
 from sparring.metrics import sqlite
-from sparring.metrics.alerts import HealthSink
+from sparring.metrics.alerts import HealthSink, parse_policy
 from sparring.metrics.health import Alert
 from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
@@ -124,6 +124,16 @@ def test_a_resumed_run_forgets_alerts_of_steps_it_takes_again(tmp_path: Path) ->
     assert said == []
 
 
+@pytest.mark.parametrize(("size", "rate"), [(2.0, "0.0003"), (1e-9, "0.003")])
+def test_what_is_said_answers_the_bound_that_was_crossed(size: float, rate: str) -> None:
+    said: list[str] = []
+    sink = HealthSink(None, "ppo", {"learning_rate": 1e-3}, total=40_000, env="CartPole-v1", say=said.append)
+    for i in range(1, 41):
+        sink.write(i * 1000, float(i), {"stats/update_size": size, "train/learning_rate": 1e-3})
+    sink.close()
+    assert [line.rpartition(" ")[2] for line in said] == [f"learning_rate={rate}"]
+
+
 def test_a_policy_can_stop_or_ignore(tmp_path: Path) -> None:
     stopped: list[Alert] = []
     sink = HealthSink(
@@ -140,6 +150,28 @@ def test_a_policy_can_stop_or_ignore(tmp_path: Path) -> None:
         HealthSink(None, "ppo", {}, on_alert={"R02.kl_hihg": "stop"})
     with pytest.raises(ConfigError, match="show, stop, ignore"):
         HealthSink(None, "ppo", {}, on_alert={"R02": "panic"})
+
+
+def test_a_rule_that_judges_a_whole_run_has_nothing_to_stop(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sqlite"
+    SqliteSink(path).close()
+    said: list[str] = []
+
+    def stop(alert: Alert) -> None:
+        raise RuntimeError(alert.rule.id)
+
+    policy = parse_policy("R27=stop R26=stop")
+    sink = HealthSink(path, "ppo", {}, total=40_000, say=said.append, on_stop=stop, on_alert=policy)
+    for i in range(1, 41):
+        for seed in range(6):
+            values = {"rollout/ep_rew_mean": 9.0 if seed == 2 else float(i), "rollout/window_episodes": 99.0}
+            sink.write(i * 1000, float(i), values, seed)
+    sink.close()
+    assert {(alert.rule, alert.seed) for alert in sqlite.alerts(path) if alert.rule != "R29"} == {
+        ("R26", 2),
+        *(("R27", seed) for seed in range(6) if seed != 2),
+    }
+    assert any("R26 outlier_seed" in line for line in said)
 
 
 def test_a_webhook_gets_the_alert(tmp_path: Path) -> None:

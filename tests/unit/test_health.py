@@ -15,6 +15,7 @@ import pytest
 from sparring.metrics.charts import short
 from sparring.metrics.health import (
     EPISODES,
+    FAMILY,
     HEAD,
     KEPT,
     Context,
@@ -101,6 +102,7 @@ def test_a_healthy_run_raises_nothing_but_that_it_still_improves() -> None:
 
 
 FLAT = {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3), "rollout/ep_len_mean": lambda i: 20.0 + (i % 3)}
+LEARNING: Edit = {"train/n_updates": lambda i: 8.0 * (i + 1), "time/iterations": lambda i: i + 1.0}
 FAULTS: dict[str, Edit] = {
     "R01.not_finite": {"train/value_loss": lambda i: math.nan if i == 50 else 5.0},
     "R02.kl_high": {"train/approx_kl": 0.3},
@@ -141,6 +143,12 @@ FAULTS: dict[str, Edit] = {
     "R23.train_eval_gap": {"eval/stochastic_mean_reward": 10.0},
     "R24.collapse": {"rollout/ep_rew_mean": lambda i: 20 + 4 * i if i < 60 else 30.0},
     "R24.worse_than_start": {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 2) if i < 10 else 9.0},
+    "R24.eval_collapse": {
+        "eval/mean_reward": lambda i: 20.0 + 4 * i if i < 60 else 30.0,
+        "eval/std_reward": 10.0,
+        "eval/episodes": 10.0,
+    },
+    "R28.lag_large": {**LEARNING, "async/staleness": 20.0 * 8},
     "R28.policy_lag": {"async/staleness": lambda i: 1.1**i},
     "R30.saturated_heads": {"train/entropy_2": lambda i: 0.4 * 0.9**i},
     "R30.no_correction": {"train/ratio_one": lambda i: 1 - 0.9**i},
@@ -157,6 +165,81 @@ def test_rules_that_look_at_settings() -> None:
     assert "R06.short_horizon" in alarms(engine_after(gamma=0.1))
     assert "R17.alpha_range" in alarms(engine_after({"train/ent_coef": 1e-6}, "sac"))
     assert "R17.alpha_range" not in alarms(engine_after({"train/ent_coef": 1e-6}, "ppo"))
+
+
+def test_every_head_is_looked_at() -> None:
+    heads = {f"train/entropy_{head}": 0.4 for head in range(1, 13)}
+    assert "R30.saturated_heads" not in alarms(engine_after({**heads, "train/entropy_loss": 0.0}))
+    engine = engine_after({**heads, "train/entropy_11": 0.001})
+    (alert,) = (alert for alert in engine.alerts if alert.rule.id == "R30")
+    assert alert.evidence.startswith("entropy of head 11")
+
+
+def test_a_pattern_cannot_fill_the_memory() -> None:
+    engine = engine_after({f"train/entropy_{head}": 0.4 for head in range(1, 2000)})
+    assert len(engine.history(0)) <= len(engine._wanted) + FAMILY
+
+
+def test_a_lag_is_judged_in_iterations_and_only_once_learning_has_begun() -> None:
+    usual: Edit = {**LEARNING, "async/staleness": 3.0 * 8}
+    assert "R28.lag_large" not in alarms(engine_after(usual))
+    old = {**LEARNING, "async/staleness": lambda i: 8.0 * i if i < 50 else 24.0}
+    waits = {**old, "train/n_updates": lambda i: max(8.0 * (i - 50), 0.0)}
+    assert "R28.lag_large" not in alarms(engine_after(waits))
+    assert "R28.lag_large" in alarms(engine_after(old))
+
+
+def test_an_entropy_far_from_its_target_is_seen_where_a_target_was_set() -> None:
+    def found(entropy: float, algorithm: str = "sac", **config: Any) -> bool:
+        edit = {"train/entropy": entropy, "train/ent_coef": 0.1, "train/ent_coef_loss": 0.0}
+        return "R17.entropy_gap" in alarms(engine_after(edit, algorithm, **config))
+
+    assert found(-1.0, target_entropy=-3.0, ent_coef="auto")
+    assert found(-5.0, "crossq", target_entropy=-3.0, ent_coef="auto")
+    assert not found(-2.5, target_entropy=-3.0, ent_coef="auto")
+    assert not found(-1.0, target_entropy=-3.0, ent_coef=0.1)
+    assert not found(-1.0, target_entropy=None, ent_coef="auto")
+    assert not found(-1.0, "ppo", target_entropy=-3.0)
+
+
+def notes(engine: Engine) -> set[str]:
+    return {alert.rule.key for alert in engine.alerts if alert.level == "note"}
+
+
+def test_one_part_of_the_reward_that_drowns_the_others_is_noted_in_a_run_that_does_not_learn() -> None:
+    parts = {"env/reward_run_sum": 0.5, "env/reward_ctrl_sum": -400.0, "env/height_sum": 9e9}
+    engine = engine_after({**FLAT, **parts})
+    assert "R22.one_component" in notes(engine)
+    assert "env/reward_ctrl_sum is 99.9%" in next(a.evidence for a in engine.alerts if a.rule.id == "R22")
+    assert "R22.one_component" not in notes(engine_after(parts))  # it learns all the same
+    assert "R22.one_component" not in notes(engine_after({**FLAT, **parts, "env/reward_run_sum": 60.0}))
+    alone = engine_after({**FLAT, "env/reward_run_sum": 1.0})
+    assert "R22.one_component" not in notes(alone)
+    none = engine_after(FLAT)
+    rule = next(rule for rule in RULES if rule.key == "R22.one_component")
+    assert none.skipped(rule) == "no env/.*reward.*_sum"
+
+
+def test_time_that_goes_nowhere_is_noted() -> None:
+    split = {"time/split_seconds": 2.0, "time/fused": 0.5, "time/evaluation": 0.4, "time/other": 0.1}
+    engine = engine_after(split)
+    assert "R25.waiting" in notes(engine)
+    assert "50% of the time, most of it time/evaluation" in {alert.evidence for alert in engine.alerts}
+    assert alarms(engine) == set()
+    busy = {**split, "time/fused": 0.8, "time/evaluation": 0.1}
+    assert "R25.waiting" not in notes(engine_after(busy))
+    assert "R25.waiting" not in notes(engine_after({**split, "time/split_seconds": 0.1}))
+
+
+def test_evaluations_that_are_merely_noisy_or_recover_are_no_collapse() -> None:
+    def found(mean: Callable[[int], float], std: float) -> bool:
+        edit = {"eval/mean_reward": mean, "eval/std_reward": std, "eval/episodes": 10.0}
+        return "R24.eval_collapse" in alarms(engine_after(edit))
+
+    assert found(lambda i: 400.0 if 20 <= i < 60 else 30.0, 10.0)
+    assert not found(lambda i: 400.0 if i == 20 else 30.0, 900.0)  # a lucky evaluation is not sure
+    assert not found(lambda i: 30.0 if i in (0, 40, 41, 60) else 400.0, 10.0)
+    assert not found(lambda i: 400.0 if i else 20.0, 10.0)
 
 
 def test_throughput_rules_are_notes() -> None:
@@ -188,6 +271,7 @@ def test_an_outlier_among_seeds_is_named_and_fewer_than_five_are_inconclusive() 
 
 def test_every_rule_is_reached_by_a_test_has_a_threshold_and_says_what_to_do() -> None:
     tested = set(FAULTS) | {"R06.short_horizon", "R17.alpha_range", "R25.slow", "R25.recompiled"}
+    tested |= {"R17.entropy_gap", "R22.one_component", "R25.waiting"}
     tested |= {"R11.feature_rank", "R19.replay", "R26.outlier_seed", "R27.still_improving"}
     assert {rule.key for rule in RULES} == tested == set(THRESHOLDS)
     for rule in RULES:
