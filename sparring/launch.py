@@ -281,7 +281,7 @@ def _health(
     return HealthSink(
         run.metrics,
         plan.algorithm,
-        as_mapping(plan.config),
+        {**as_mapping(plan.settings), **as_mapping(plan.config)},
         total=plan.settings.total_timesteps,
         target=target,
         say=say,

@@ -54,6 +54,9 @@ def parser() -> Parser:
         metavar="X",
         help="stop when an evaluation reaches X; `threshold` is the environment's own",
     )
+    made.add_argument(
+        "--address", metavar="HOST:PORT", help="act on the Ray cluster there; driver=cluster is understood"
+    )
     made.add_argument("--quiet", action="store_true", help="no display while training")
     return made
 
@@ -103,6 +106,8 @@ def make_plan(options: Options) -> Plan:
         flags["total_timesteps"] = options.total_timesteps
     if getattr(options, "stop_reward", None) is not None:
         flags["stop_reward"] = _stop_reward(options, values)
+    if getattr(options, "address", None) is not None:
+        flags |= {"driver": "cluster", "address": options.address}
     first, count = getattr(options, "seed", 0), getattr(options, "seeds", 1)
     plan = launch.plan(
         options.algorithm,

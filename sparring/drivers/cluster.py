@@ -89,7 +89,10 @@ class ClusterSlot:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        return cls(ray.remote(Board).options(num_cpus=0, scheduling_strategy=here).remote())
+        board = ray.remote(Board).options(
+            num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
+        )
+        return cls(board.remote())
 
     def __reduce__(self) -> tuple[type[ClusterSlot], tuple[Any]]:
         return ClusterSlot, (self._board,)

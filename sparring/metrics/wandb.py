@@ -6,6 +6,7 @@ when somebody wants that. Tokens are left to wandb, which reads them from its ow
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -91,15 +92,28 @@ class WandbSink:
         self._runs.clear()
 
     def _gather(self) -> None:
-        """The best agent and the films in the run's folder."""
+        """The best agent and the films in the run's folder, each at its own step."""
         if self._run is None:
             return
         best = self._run / "best"
         if best.is_dir() and not self._has_model:
-            self.model(self._step, best)
-        for film in sorted((self._run / "videos").glob("*.mp4")):
+            self.model(self._best_step(self._run / "evaluation.json"), best)
+        films = [(self._step_of(film), film) for film in (self._run / "videos").glob("*.mp4")]
+        for step, film in sorted(films):
             if film.resolve() not in self._filmed:
-                self.video(self._step, film)
+                self.video(step, film)
+
+    def _best_step(self, evaluation: Path) -> int:
+        """The step at which the best agent was found; the last one where nothing says."""
+        try:
+            return int(json.loads(evaluation.read_text())["best"]["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return self._step
+
+    def _step_of(self, film: Path) -> int:
+        """The step in a film's name; the last one for a film of another name."""
+        number = re.fullmatch(r"step-(\d+)", film.stem)
+        return int(number[1]) if number else self._step
 
     def _log(self, step: int, seed: int, values: dict[str, Any]) -> None:
         self._step = max(self._step, int(step))

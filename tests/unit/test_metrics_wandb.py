@@ -66,7 +66,7 @@ def folder(proxy: Proxy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "best" / "agent.json").write_text("{}")
     (run / "best" / "policy.safetensors").write_bytes(b"weights")
     (run / "videos" / "early.mp4").write_bytes(b"film 1")
-    (run / "videos" / "late.mp4").write_bytes(b"film 2")
+    (run / "videos" / "step-150.mp4").write_bytes(b"film 2")
     said: list[str] = []
     (tracker,) = trackers.start(["wandb"], run, {"algorithm": "ppo", "config": {"gamma": 0.99}}, said.append)
     for step in (100, 200):
@@ -114,6 +114,10 @@ def test_everything_is_read_back(folder: Path) -> None:
 def test_every_film_is_there_once(folder: Path) -> None:
     films = [path.read_bytes() for path in (folder / "wandb").glob("**/media/**/*.mp4")]
     assert sorted(films) == [b"film 1", b"film 2"]
+    rows = [
+        row for row in runs(folder)["ppo-CartPole"].history if any("videos/agent" in name for name in row)
+    ]
+    assert [row["time/total_timesteps"] for row in rows] == [200, 150]  # the second had its step in its name
 
 
 def test_nobody_was_called_and_the_token_is_nowhere(folder: Path, proxy: Proxy) -> None:
