@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import quick
+from conftest import agent, quick
 
 from sparring.algos import gdi
 from sparring.algos.gdi import GDI, GDIConfig
-from sparring.envs import registry
+from sparring.envs import probes, registry
+from sparring.envs.classic.cartpole import CartPole
 from sparring.errors import ConfigError
 from sparring.nets import policies
 from sparring.nets.policies import Judged
-from sparring.spaces import Box, Discrete, EnvSpec, MultiDiscrete
+from sparring.spaces import Box, Discrete, EnvSpec, MultiDiscrete, event_shape
 from sparring.types import Behaviour, Transition, View
 
 ROWS = 3
@@ -161,14 +162,14 @@ def one_batch(algo: GDI, state: Any, length: int) -> Any:
     """Sequences of episodes of so many steps, through the replay."""
     steps = length * 4
     key = jax.random.key(5)
-    obs = jax.random.normal(key, (steps + 1, ROWS, 4))
+    obs = jax.random.normal(key, (steps + 1, ROWS, *event_shape(algo.spec.observation)))
     view, key = View(obs[0]), jax.random.key(6)
     acting = quick(lambda state: algo.act(algo.policy(state), algo.carry(ROWS), view, Behaviour(), key))
-    _, extras, _ = acting(state)
+    action, extras, _ = acting(state)
     ends = jnp.broadcast_to((jnp.arange(steps) % length == length - 1)[:, None], (steps, ROWS))
     rollout = Transition(
         obs[:-1],
-        jnp.zeros((steps, ROWS), jnp.int32),
+        jnp.broadcast_to(action, (steps, *action.shape)),
         jnp.ones((steps, ROWS)),
         ends,
         jnp.zeros_like(ends),
@@ -178,6 +179,29 @@ def one_batch(algo: GDI, state: Any, length: int) -> Any:
     )
     replay = algo.replay
     return quick(lambda data: replay.sample(replay.add(replay.init(data), data), jax.random.key(7)))(rollout)
+
+
+CHOICES = {
+    "two branches": (probes.ManyChoices(), {}),
+    "numbers in bins": (probes.ObservedActionContinuous(), {"action_bins": (5,)}),
+    "one head": (CartPole(), {"variant": "i3"}),
+    "three policies": (CartPole(), {"variant": "lbc", "policies": 3, "gammas": (0.9, 0.97, 0.99)}),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_one_update_of_every_kind(case: str) -> None:
+    """The loss is finite and the weights of every head move."""
+    env, settings = CHOICES[case]
+    algo = agent("gdi", env, ROWS, learning_starts=1, **settings)
+    before = quick(algo.init)(jax.random.key(0))
+    after, report = quick(algo.update)(before, one_batch(algo, before, length=6), jax.random.key(3))
+    assert np.isfinite(report.metrics["train/loss"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    moved = np.asarray(after.nets.value.weight != before.nets.value.weight)
+    assert moved.any(axis=0).tolist() == [True] * algo.heads
+    moved = np.asarray(after.nets.advantage.weight != before.nets.advantage.weight)
+    assert moved.reshape(8, algo.heads, -1).any(axis=(0, 2)).all()
 
 
 # -- the loss, beside loops straight from its definition ---------------------------------------------------
