@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import tomllib
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from conftest import agent, quick
 
 from sparring.algos import gdi
 from sparring.algos.gdi import GDI, GDIConfig
+from sparring.config import from_mapping
 from sparring.envs import probes, registry
 from sparring.envs.classic.cartpole import CartPole
 from sparring.errors import ConfigError
@@ -204,6 +207,33 @@ def test_one_update_of_every_kind(case: str) -> None:
     assert moved.reshape(8, algo.heads, -1).any(axis=(0, 2)).all()
 
 
+def test_a_reuse_that_whole_updates_cannot_give_is_told() -> None:
+    """One row and the default batch learn 64 times from a step; what the warning names gives what is set."""
+    spec = registry.make("CartPole-v1", n_envs=1).spec
+    one = GDI(replace(spec, rows=1), GDIConfig())
+    assert one.reuse == 64.0
+    (warning,) = one.check()
+    assert "64 times. Choose train_freq=1280, or n_envs=32," in warning
+    for rows, settings in ((1, {"train_freq": 1280}), (32, {})):
+        fits = GDI(replace(spec, rows=rows), GDIConfig(**settings))
+        assert (fits.reuse, fits.check()) == (2.0, [])
+    assert GDI(replace(spec, rows=1), GDIConfig(gradient_steps=3)).check() == []  # asked for by number
+    assert GDI(replace(spec, rows=25), GDIConfig()).check() == []  # 2.56 instead of 2
+    (warning,) = GDI(replace(spec, rows=20), GDIConfig()).check()
+    assert "3.2 times" in warning
+
+
+def test_presets_learn_from_a_step_as_often_as_they_say() -> None:
+    text = (importlib.resources.files("sparring.presets") / "gdi.toml").read_text()
+    for name, settings in tomllib.loads(text).items():
+        given = {key: value for key, value in settings.items() if key != "total_timesteps"}
+        spec = replace(registry.make("CartPole-v1", n_envs=1).spec, rows=given.pop("n_envs"))
+        config = from_mapping(GDIConfig, given)
+        algo = GDI(spec, config)
+        assert algo.reuse == pytest.approx(config.sample_reuse, rel=0.05), name
+        assert algo.check() == [], name
+
+
 # -- the loss, beside loops straight from its definition ---------------------------------------------------
 
 COUNT, LENGTH = 4, 4
@@ -246,7 +276,7 @@ def one_look(nets: Any, memory: Any, obs: Any, first: Any) -> tuple[Any, Any, An
 
 
 def seen_by_heads(nets: Any, data: Transition, n: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """V, A and V of what followed at every valid step of a sequence, by one step of the core after another."""
+    """V, A and V of what followed at every valid step of a sequence, one step of the core after another."""
     memory = jax.tree.map(lambda x: x[n : n + 1], data.core)
     told = []
     for t in range(data.mask.shape[1]):
