@@ -199,7 +199,7 @@ class GDI(Controlled):
         return [
             f"sample_reuse = {c.sample_reuse:g} is not what you get: one update of "
             f"{c.batch_size} × {c.sequence_length} steps after every {self._collected} learns from each step "
-            f"{self.reuse:.3g} times. Choose train_freq={frequency}, or n_envs={rows}, or a smaller batch_size."
+            f"{self.reuse:.3g} times. Choose train_freq={frequency}, or n_envs={rows}, or a smaller batch."
         ]
 
     @property

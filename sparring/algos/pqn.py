@@ -122,7 +122,7 @@ class PQN(Controlled):
                 if each.name == "q_lambda" and not 0.0 <= min(numbers) <= max(numbers) <= 1.0:
                     raise ConfigError(
                         "A trace lies between 0 and 1, but a bandit may choose a q_lambda from "
-                        f"{min(numbers):g} to {max(numbers):g}. Example: controller_space=('q_lambda:0.1:0.9:4',)"
+                        f"{min(numbers):g} to {max(numbers):g}. Example: 'q_lambda:0.1:0.9:4'."
                     )
         return []
 
