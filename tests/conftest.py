@@ -94,7 +94,7 @@ CHOOSERS = ("dqn", "pqn", "gdi")
 """They choose among options: a Box needs action_bins, and bits they refuse."""
 STEERERS = ("td3", "crossq")
 """They act with bounded numbers alone: discrete environments are not for them."""
-REPLAYERS = ("dqn", "sac", "td3", "crossq")
+REPLAYERS = ("dqn", "gdi", "sac", "td3", "crossq")
 """They learn from what a replay kept."""
 
 REPLAY: dict[str, Any] = {

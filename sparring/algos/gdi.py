@@ -8,6 +8,7 @@ I3 mixes two temperatures of one head; LBC (Fan et al. 2023) mixes N policies wi
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -38,6 +39,9 @@ SHAPINGS = {
     "compressive": lambda r: jnp.sign(r) * ((jnp.abs(r) + 1.0) ** 0.25 - 1.0) + 0.001 * r,
 }
 """Rewards as a head sees them; the last two are GDI's for heads 1 and 2, as recalled, not confirmed."""
+
+REUSE_OFF = 1.5
+"""Factor by which what is learned from a step may differ from `sample_reuse` without a warning."""
 
 
 @configuration
@@ -172,8 +176,31 @@ class GDI(Controlled):
         c = self.config
         if c.gradient_steps > 0:
             return Plan(c.train_freq, c.gradient_steps)
-        wanted = c.sample_reuse * c.train_freq * self.spec.rows / (c.batch_size * c.sequence_length)
+        wanted = c.sample_reuse * self._collected / (c.batch_size * c.sequence_length)
         return Plan(c.train_freq, max(round(wanted), 1))
+
+    @property
+    def _collected(self) -> int:
+        """Steps of all rows between blocks of updates."""
+        return self.config.train_freq * self.spec.rows
+
+    @property
+    def reuse(self) -> float:
+        """How often every step is learned from with as many updates as there are: whole ones, at least 1."""
+        return self.plan.updates * self.config.batch_size * self.config.sequence_length / self._collected
+
+    def _reuse_amiss(self) -> list[str]:
+        """A warning where whole updates cannot give the `sample_reuse` that is set."""
+        c = self.config
+        if c.gradient_steps > 0 or 1 / REUSE_OFF <= self.reuse / c.sample_reuse <= REUSE_OFF:
+            return []
+        steps = math.ceil(c.batch_size * c.sequence_length / c.sample_reuse)  # of all rows, for one update
+        frequency, rows = math.ceil(steps / self.spec.rows), math.ceil(steps / c.train_freq)
+        return [
+            f"sample_reuse = {c.sample_reuse:g} is not what you get: one update of "
+            f"{c.batch_size} × {c.sequence_length} steps after every {self._collected} learns from each step "
+            f"{self.reuse:.3g} times. Choose train_freq={frequency}, or n_envs={rows}, or a smaller batch."
+        ]
 
     @property
     def replay(self) -> Sequence:
@@ -257,9 +284,8 @@ class GDI(Controlled):
                 "learning_starts negative."
             )
         _ = self.controller  # refuses an index that does not fit
-        if c.core == "none" and c.burn_in:
-            return ["burn_in warms a core up, and there is none."]
-        return []
+        idle = c.core == "none" and c.burn_in
+        return [*self._reuse_amiss(), *(["burn_in warms a core up, and there is none."] if idle else [])]
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps, b2=self.config.adam_b2)

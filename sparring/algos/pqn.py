@@ -95,7 +95,7 @@ class PQN(Controlled):
     horizon: Any = 1.0
 
     Config: ClassVar = PQNConfig
-    coordinates: ClassVar = ("epsilon:0.01:0.6:6:log",)
+    coordinates: ClassVar = ("epsilon:0.01:0.6:6:log", "q_lambda:0.1:0.9:4")
 
     @property
     def plan(self) -> Plan:
@@ -116,6 +116,14 @@ class PQN(Controlled):
                 f"n_steps = {c.n_steps} is not a multiple of sequence_length = {self._length}: the rollout "
                 "cannot be cut into sequences. Choose a divisor, or 0 for the whole rollout."
             )
+        if self.controller is not None:
+            for each in self.space.coordinates:
+                numbers = each.edges or each.values
+                if each.name == "q_lambda" and not 0.0 <= min(numbers) <= max(numbers) <= 1.0:
+                    raise ConfigError(
+                        "A trace lies between 0 and 1, but a bandit may choose a q_lambda from "
+                        f"{min(numbers):g} to {max(numbers):g}. Example: 'q_lambda:0.1:0.9:4'."
+                    )
         return []
 
     @property
@@ -232,7 +240,9 @@ class PQN(Controlled):
 
         _, nexts, memory = sight.valued(c, nets.trunk, head, state.moments, rollout, self._length)
         ends = (rollout.terminated, rollout.truncated)
-        returns = q_lambda(reward, nexts, *ends, c.gamma, c.q_lambda, rollout.mask, rollout.elapsed)
+        chosen = self.along("q_lambda", rollout.point)
+        trace = c.q_lambda if chosen is None else chosen
+        returns = q_lambda(reward, nexts, *ends, c.gamma, trace, rollout.mask, rollout.elapsed)
         samples = Sample(sight.seen(rollout), values.chosen(nets.codec, rollout))
         if c.core == "none":
             flat = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), (samples, returns, rollout.mask))

@@ -34,7 +34,7 @@ def make(name: str, space: Space, **options: Any) -> Selector:
         raise ConfigError(
             f"There is no selector {name!r}; there are {', '.join(SELECTORS)}.{nearest(name, SELECTORS)}"
         )
-    known = _options(SELECTORS[name])
+    known = defaults(name)
     for option in options:
         if option not in known:
             has = f"its options are {', '.join(known)}" if known else "it has no options"
@@ -44,9 +44,10 @@ def make(name: str, space: Space, **options: Any) -> Selector:
     return SELECTORS[name](space, **options)
 
 
-def _options(selector: Any) -> list[str]:
-    """The names that a selector takes besides its space, less those that its name has settled."""
+def defaults(name: str) -> dict[str, Any]:
+    """The options that a selector takes besides its space, less those that its name has settled."""
+    selector: Any = SELECTORS[name]
     settled: dict[str, Any] = {}
     if isinstance(selector, partial):
         selector, settled = selector.func, selector.keywords
-    return [field.name for field in fields(selector) if field.name not in ("space", *settled)]
+    return {field.name: field.default for field in fields(selector) if field.name not in ("space", *settled)}

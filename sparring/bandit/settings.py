@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from sparring import bandit
 from sparring.bandit.control import Controller
+from sparring.bandit.registry import defaults
 from sparring.bandit.space import Coordinate, Space
 from sparring.config import configuration
 from sparring.errors import ConfigError, nearest
@@ -40,7 +41,7 @@ class ControlConfig:
     controller_tasks: tuple[int, ...] = ()
     """the task that each row plays, counted from 0; with controller_scope='task'"""
     controller_options: tuple[str, ...] = ()
-    """settings of the selector as `name=value`, such as `memory=500`"""
+    """settings of the selector as `name=value`, such as `memory=500`; several numbers: `widths=2|3|4`"""
     controller_index: tuple[float, ...] = ()
     """the one behaviour of controller='fixed': a number per coordinate"""
 
@@ -62,19 +63,44 @@ def coordinate(text: str) -> Coordinate:
         ) from error
 
 
-CONTEMPORARIES: dict[str, dict[str, float]] = {"thompson": {"pool": 200, "memory": 500}}
-"""Options of selectors in training, where returns rise: against old ones every new episode ranks high, and
-whatever was chosen lately looks good."""
+def contemporaries(name: str, space: Space) -> dict[str, float]:
+    """Options of selectors in training, where returns rise.
+
+    Against old ones every new episode ranks high, and whatever was chosen lately looks good: only the latest
+    are ranked against. `memory` keeps to `thompson`'s rule of 20 episodes for every cell.
+    """
+    return {"pool": 200, "memory": max(500, 20 * sum(space.cells))} if name == "thompson" else {}
 
 
-def option(text: str) -> tuple[str, float]:
-    """A setting of a selector; whole numbers stay whole."""
-    name, _, value = text.partition("=")
+def option(text: str, known: dict[str, Any]) -> tuple[str, Any]:
+    """A setting of a selector with these options: `name=number`, or `name=number|number` where it takes
+    several; whole numbers stay whole."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    default = known.get(name, 0.0)
+    several = isinstance(default, tuple)
+    example = (
+        f"{name}={'|'.join(map(str, default)) if several else default}" if name in known else "memory=500"
+    )
     try:
-        number = float(value)
+        numbers = tuple(_number(part, whole=_whole(default)) for part in value.split("|"))
+        if len(numbers) > 1 and not several:
+            raise ValueError("it takes one number")
     except ValueError as error:
-        raise ConfigError(f"controller_options has {text!r}. Example: 'memory=500'.") from error
-    return name.strip(), int(number) if number.is_integer() else number
+        raise ConfigError(f"controller_options has {text!r} ({error}). Example: {example!r}.") from error
+    return name, numbers if several else numbers[0]
+
+
+def _whole(default: Any) -> bool:
+    """Whether an option with this default counts something."""
+    first = default[0] if isinstance(default, tuple) and default else default
+    return isinstance(first, int) and not isinstance(first, bool)
+
+
+def _number(text: str, whole: bool) -> float:
+    number = float(text)
+    if whole and not number.is_integer():
+        raise ValueError("it takes whole numbers")
+    return int(number) if number.is_integer() else number
 
 
 def controller_for(config: ControlConfig, space: Space) -> Controller | None:
@@ -83,7 +109,9 @@ def controller_for(config: ControlConfig, space: Space) -> Controller | None:
         return None
     scope, tasks = config.controller_scope, config.controller_tasks
     if config.controller != "fixed":
-        options = CONTEMPORARIES.get(config.controller, {}) | dict(map(option, config.controller_options))
+        known = defaults(config.controller)
+        options = contemporaries(config.controller, space)
+        options |= dict(option(text, known) for text in config.controller_options)
         return Controller(bandit.make(config.controller, space, **options), scope, tasks)
     if len(config.controller_index) != len(space.coordinates):
         raise ConfigError(

@@ -41,12 +41,20 @@ REPLAY = {
     "sequence_length": 10,
     "burn_in": 4,
 }
+GDI: dict[str, Any] = {
+    "net_arch": (),
+    "warmup": 1,
+    "weight_decay": 0.0,
+    "shaping": ("none",),
+    "target_temperature": 0.1,
+}
 LEARNERS: dict[str, tuple[dict[str, Any], int, int]] = {
     "ppo": ({**ON_POLICY, "batch_size": 128, "n_epochs": 4}, 160, 120),
     "a2c": ({**ON_POLICY, "use_rms_prop": False}, 600, 240),
     "reinforce": (ON_POLICY, 600, 240),
     "dqn": ({**REPLAY, "net_arch": (), "target_update_interval": 100}, 480, 400),
     "pqn": ({**CORE, "net_arch": (), "n_steps": LENGTH, "batch_size": 128, "n_epochs": 4}, 120, 80),
+    "gdi": ({**REPLAY, **GDI}, 480, 480),
     "sac": ({**REPLAY, "pi": (16,), "qf": (16,), "tau": 0.05, "ent_coef": 0.1}, 480, 480),
     "td3": ({**REPLAY, "pi": (16,), "qf": (32,), "tau": 0.05}, 480, 480),
     "crossq": ({**REPLAY, "pi": (16,), "qf": (32,), "renorm_momentum": 0.9, "ent_coef": 0.05}, 480, 480),
@@ -85,12 +93,9 @@ def score(name: str, core: str) -> float:
 
 
 EVERY = os.environ.get("SPARRING_MEMORY") == "1"
-GRU = ("dqn", "sac")
+ALSO = [("dqn", "gru"), ("sac", "gru"), ("gdi", "s5"), ("gdi", "transformer")]
 PAIRS = [
-    (name, core)
-    for name in LEARNERS
-    for core in NAMES
-    if EVERY or name == "ppo" or (core == "gru" and name in GRU)
+    (name, core) for name in LEARNERS for core in NAMES if EVERY or name == "ppo" or (name, core) in ALSO
 ]
 """All of them take five minutes on one core: `make memory`."""
 

@@ -44,6 +44,17 @@ REPLAY: dict[str, Any] = {
 DQN = {**REPLAY, "net_arch": (32,), "target_update_interval": 128}
 SAC = {**REPLAY, "pi": (32,), "qf": (32,), "tau": 0.05, "ent_coef": 0.02, "learning_starts": 1024}
 PQN = {"net_arch": (32,), "n_steps": 8, "batch_size": 64, "n_epochs": 4, "learning_rate": Linear(0.01)}
+GDI: dict[str, Any] = {
+    **REPLAY,
+    "net_arch": (32,),
+    "sequence_length": 8,
+    "batch_size": 32,
+    "gradient_steps": 1,
+    "warmup": 1,
+    "weight_decay": 0.0,
+    "shaping": ("none",),
+    "target_temperature": 0.1,
+}
 RAINBOW = {"double": True, "dueling": True, "n_steps": 3, "prioritized": True}
 RENORM = {"renorm_warm_up": 200.0, "renorm_momentum": 0.95}
 Q_LEARNERS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -51,12 +62,13 @@ Q_LEARNERS: dict[str, tuple[str, dict[str, Any], int]] = {
     "dqn with double, dueling, n steps and priorities": ("dqn", {**DQN, **RAINBOW}, 500),
     "dqn with noisy layers": ("dqn", {**DQN, "exploration": "noisy"}, 500),
     "pqn": ("pqn", PQN, 300),
+    "gdi": ("gdi", GDI, 500),
     "sac": ("sac", SAC, 500),
     "sac with numbers": ("sac", SAC, 500),
     "td3": ("td3", {**REPLAY, "pi": (32,), "qf": (32,), "tau": 0.05}, 500),
     "crossq": ("crossq", {**REPLAY, "pi": (32,), "qf": (32,), "ent_coef": 0.02, **RENORM}, 500),
 }
-BY_CHOICE = ["dqn", "pqn", "sac"]
+BY_CHOICE = ["dqn", "pqn", "gdi", "sac"]
 BY_NUMBER = ["sac with numbers", "td3", "crossq"]
 GAMMA = 0.7
 

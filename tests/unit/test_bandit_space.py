@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparring.bandit import Coordinate, Space
+from sparring.bandit.families import ngu_betas, ngu_gammas
 from sparring.errors import ConfigError
 
 LOTS = st.one_of(st.floats(2.0**-25, 1.0, width=32), st.sampled_from([2.0**-25, 1.0]))
@@ -84,3 +85,31 @@ def test_uniform_cells_are_as_likely_and_never_outside():
 def test_what_is_no_table_is_refused(make):
     with pytest.raises(ConfigError):
         make()
+
+
+def test_ngus_family_by_numbers():
+    """The weights of the intrinsic reward and the discounts of its 32 members."""
+    beta, gamma = ngu_betas(), ngu_gammas()
+    assert (len(beta), len(gamma)) == (32, 32)
+    assert (beta[0], beta[31]) == (0.0, 0.3)
+    assert beta[15] == pytest.approx(0.15, abs=1e-12)
+    assert beta[30] == pytest.approx(0.3, abs=5e-5)
+    assert np.diff(beta).min() > 0
+    assert [gamma[0], gamma[31]] == pytest.approx([0.997, 0.99], abs=1e-12)
+    assert gamma[15] == pytest.approx(0.99463, abs=5e-6)
+    assert np.diff(np.log1p(-np.asarray(gamma))) == pytest.approx(np.log(10 / 3) / 31)
+
+
+def test_a_family_is_a_coordinate():
+    space = Space((Coordinate.discrete("beta", ngu_betas(5)), Coordinate.discrete("gamma", ngu_gammas(5))))
+    cell = jnp.arange(5)[:, None] * jnp.ones(2, jnp.int32)
+    point = space.points(cell, jnp.ones((5, 2)))
+    np.testing.assert_allclose(point, np.stack([ngu_betas(5), ngu_gammas(5)], axis=1), rtol=1e-6)
+    assert np.array_equal(space.cell_of(point), cell)
+
+
+def test_impossible_families():
+    with pytest.raises(ConfigError, match="at least 3"):
+        ngu_betas(2)
+    with pytest.raises(ConfigError, match="smallest < largest"):
+        ngu_gammas(32, 0.9, 0.99)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import agent, quick
+from conftest import agent, quick, train
 
 from sparring import actor
 from sparring.bandit.settings import coordinate
@@ -16,6 +16,7 @@ from sparring.drivers.fused import Fused
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.classic.pendulum import Pendulum
 from sparring.errors import ConfigError
+from sparring.nets.sight import Stored
 from sparring.ops.returns import n_step
 from sparring.replay.offpolicy import shortened
 from sparring.types import ActorState, Transition
@@ -25,7 +26,7 @@ ENVS = {"ppo": CartPole, "dqn": CartPole, "pqn": CartPole, "gdi": CartPole, "sac
 COORDINATES = {
     "ppo": ("temperature", "ent_coef"),
     "dqn": ("epsilon",),
-    "pqn": ("epsilon",),
+    "pqn": ("epsilon", "q_lambda"),
     "gdi": ("inverse_tau_1", "inverse_tau_2", "epsilon"),
     "sac": ("temperature",),
     "td3": ("noise",),
@@ -111,6 +112,49 @@ def test_a_chosen_number_of_steps_ends_the_window() -> None:
     assert np.asarray(made.discount).tolist() == [0.5, 0.25, 0.125]
 
 
+def test_each_row_of_pqn_has_the_trace_that_was_chosen_for_its_episode() -> None:
+    """Rows with λ of 0, 0.5 and 1 get the returns of PQN with that λ; None chosen leaves the setting."""
+    algo, traces, steps = made("pqn", gamma=0.9), (0.0, 0.5, 1.0, 0.5), 8
+    state = quick(algo.init)(jax.random.key(0))
+    random = np.random.default_rng(0)
+    obs = jnp.asarray(random.normal(size=(steps + 1, ROWS, 4)), jnp.float32)
+    ended = jnp.asarray(random.random((steps, ROWS)) < 0.2)
+    rollout = Transition(
+        obs[:-1],
+        jnp.zeros((steps, ROWS), jnp.int32),
+        jnp.asarray(random.normal(size=(steps, ROWS)), jnp.float32),
+        ended,
+        jnp.zeros_like(ended),
+        obs[1:],
+        Stored(),
+    )
+
+    @quick
+    def returns(algo: Any, point: Any) -> Any:
+        return algo._targets(algo.config, state, rollout._replace(point=point))[1].reshape(steps, ROWS)
+
+    point = jnp.broadcast_to(jnp.asarray([[0.1, trace] for trace in traces]), (steps, ROWS, 2))
+    got = np.asarray(returns(algo, point))
+    for row, trace in enumerate(traces):
+        alone = made("pqn", gamma=0.9, controller="none", q_lambda=trace)
+        assert got[:, row] == pytest.approx(np.asarray(returns(alone, None))[:, row], abs=1e-6)
+    assert np.abs(got[:, 0] - np.asarray(returns(alone, None))[:, 0]).max() > 0.05
+    epsilon = made("pqn", gamma=0.9, q_lambda=0.5, controller_space=("epsilon:0.1:0.5:2",))
+    assert np.asarray(returns(epsilon, point[..., :1])) == pytest.approx(np.asarray(returns(alone, None)))
+
+
+def test_pqn_learns_with_a_chosen_trace() -> None:
+    world = quick(lambda algo, key: train(algo, CartPole(), key, 2))(made("pqn"), jax.random.key(0))
+    assert int(world.learner.train.iteration) == 2
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(world.learner.train.nets))
+
+
+@pytest.mark.parametrize("text", ["q_lambda:0:1.5:3", "q_lambda=-0.1|0.5"])
+def test_a_trace_lies_between_0_and_1(text: str) -> None:
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        made("pqn", controller_space=(text,)).check()
+
+
 def test_a_fixed_index_acts_by_it() -> None:
     algo = made("gdi", controller="fixed", controller_index=(3.0, 7.0, 0.25))
     control = algo.controller.start(jax.random.key(0), ROWS)
@@ -148,6 +192,35 @@ def test_options_of_the_selector() -> None:
     assert made("dqn").controller.selector.pool == 200
     selector = made("dqn", controller_options=("pool=70", "floor=0.2")).controller.selector
     assert (selector.pool, selector.floor, selector.memory) == (70, 0.2, 500)
+
+
+@pytest.mark.parametrize(("settings", "cells"), [
+    ({}, 26), ({"variant": "lbc", "policies": 3}, 48), ({"index_cells": (3, 2)}, 8),
+])  # fmt: skip
+def test_the_memory_has_room_for_every_cell(settings: dict[str, Any], cells: int) -> None:
+    """At least 20 episodes for each cell of all coordinates, as `thompson` asks."""
+    algo = made("gdi", **settings)
+    assert sum(algo.space.cells) == cells
+    assert algo.controller.selector.memory == max(500, 20 * cells)
+
+
+def test_options_of_several_numbers() -> None:
+    options = ("widths=2|5", "rates=0.1", "members=3")
+    selector = made("dqn", controller="gdi_tiles", controller_options=options).controller.selector
+    assert (selector.widths, selector.rates, selector.members) == ((2, 5), (0.1,), 3)
+    assert selector.width.tolist() == [2, 5, 2]
+
+
+@pytest.mark.parametrize(("text", "example"), [
+    ("widths=", "'widths=2|3|4'"),
+    ("widths=2,3", "'widths=2|3|4'"),
+    ("widths=2.5", "whole numbers.*'widths=2|3|4'"),
+    ("members=2|3", "one number.*'members=7'"),
+    ("bonus=much", "'bonus=1.0'"),
+])  # fmt: skip
+def test_an_option_in_the_wrong_form_is_refused_with_an_example(text: str, example: str) -> None:
+    with pytest.raises(ConfigError, match=example.replace("|", r"\|")):
+        made("dqn", controller="gdi_tiles", controller_options=(text,)).check()
 
 
 @pytest.mark.parametrize(("settings", "words"), [

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import tomllib
 from dataclasses import replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import quick
+from conftest import agent, quick
 
 from sparring.algos import gdi
 from sparring.algos.gdi import GDI, GDIConfig
-from sparring.envs import registry
+from sparring.config import from_mapping
+from sparring.envs import probes, registry
+from sparring.envs.classic.cartpole import CartPole
 from sparring.errors import ConfigError
 from sparring.nets import policies
 from sparring.nets.policies import Judged
-from sparring.types import Behaviour, View
+from sparring.spaces import Box, Discrete, EnvSpec, MultiDiscrete, event_shape
+from sparring.types import Behaviour, Transition, View
 
 ROWS = 3
 
@@ -157,18 +163,16 @@ def test_a_short_episode_is_learned_from() -> None:
 
 def one_batch(algo: GDI, state: Any, length: int) -> Any:
     """Sequences of episodes of so many steps, through the replay."""
-    from sparring.types import Transition
-
     steps = length * 4
     key = jax.random.key(5)
-    obs = jax.random.normal(key, (steps + 1, ROWS, 4))
+    obs = jax.random.normal(key, (steps + 1, ROWS, *event_shape(algo.spec.observation)))
     view, key = View(obs[0]), jax.random.key(6)
     acting = quick(lambda state: algo.act(algo.policy(state), algo.carry(ROWS), view, Behaviour(), key))
-    _, extras, _ = acting(state)
+    action, extras, _ = acting(state)
     ends = jnp.broadcast_to((jnp.arange(steps) % length == length - 1)[:, None], (steps, ROWS))
     rollout = Transition(
         obs[:-1],
-        jnp.zeros((steps, ROWS), jnp.int32),
+        jnp.broadcast_to(action, (steps, *action.shape)),
         jnp.ones((steps, ROWS)),
         ends,
         jnp.zeros_like(ends),
@@ -178,6 +182,193 @@ def one_batch(algo: GDI, state: Any, length: int) -> Any:
     )
     replay = algo.replay
     return quick(lambda data: replay.sample(replay.add(replay.init(data), data), jax.random.key(7)))(rollout)
+
+
+CHOICES = {
+    "two branches": (probes.ManyChoices(), {}),
+    "numbers in bins": (probes.ObservedActionContinuous(), {"action_bins": (5,)}),
+    "one head": (CartPole(), {"variant": "i3"}),
+    "three policies": (CartPole(), {"variant": "lbc", "policies": 3, "gammas": (0.9, 0.97, 0.99)}),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_one_update_of_every_kind(case: str) -> None:
+    """The loss is finite and the weights of every head move."""
+    env, settings = CHOICES[case]
+    algo = agent("gdi", env, ROWS, learning_starts=1, **settings)
+    before = quick(algo.init)(jax.random.key(0))
+    after, report = quick(algo.update)(before, one_batch(algo, before, length=6), jax.random.key(3))
+    assert np.isfinite(report.metrics["train/loss"])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    moved = np.asarray(after.nets.value.weight != before.nets.value.weight)
+    assert moved.any(axis=0).tolist() == [True] * algo.heads
+    moved = np.asarray(after.nets.advantage.weight != before.nets.advantage.weight)
+    assert moved.reshape(8, algo.heads, -1).any(axis=(0, 2)).all()
+
+
+def test_a_reuse_that_whole_updates_cannot_give_is_told() -> None:
+    """One row and the default batch learn 64 times from a step; what the warning names gives what is set."""
+    spec = registry.make("CartPole-v1", n_envs=1).spec
+    one = GDI(replace(spec, rows=1), GDIConfig())
+    assert one.reuse == 64.0
+    (warning,) = one.check()
+    assert "64 times. Choose train_freq=1280, or n_envs=32," in warning
+    for rows, settings in ((1, {"train_freq": 1280}), (32, {})):
+        fits = GDI(replace(spec, rows=rows), GDIConfig(**settings))
+        assert (fits.reuse, fits.check()) == (2.0, [])
+    assert GDI(replace(spec, rows=1), GDIConfig(gradient_steps=3)).check() == []  # asked for by number
+    assert GDI(replace(spec, rows=25), GDIConfig()).check() == []  # 2.56 instead of 2
+    (warning,) = GDI(replace(spec, rows=20), GDIConfig()).check()
+    assert "3.2 times" in warning
+
+
+def test_presets_learn_from_a_step_as_often_as_they_say() -> None:
+    text = (importlib.resources.files("sparring.presets") / "gdi.toml").read_text()
+    for name, settings in tomllib.loads(text).items():
+        given = {key: value for key, value in settings.items() if key != "total_timesteps"}
+        spec = replace(registry.make("CartPole-v1", n_envs=1).spec, rows=given.pop("n_envs"))
+        config = from_mapping(GDIConfig, given)
+        algo = GDI(spec, config)
+        assert algo.reuse == pytest.approx(config.sample_reuse, rel=0.05), name
+        assert algo.check() == [], name
+
+
+# -- the loss, beside loops straight from its definition ---------------------------------------------------
+
+COUNT, LENGTH = 4, 4
+WEIGHT = np.array([1.0, 0.5, 0.25, 0.8], np.float32)
+
+
+def stored(algo: GDI, sizes: tuple[int, ...], burn_in: int) -> Transition:
+    """Four sequences: inside an episode, terminated with padding, truncated with padding, and one whose
+    episode starts where the block does and is truncated at its last step."""
+    random, steps = np.random.default_rng(0), burn_in + LENGTH
+    begin, end = np.array([0, 0, 0, burn_in]), burn_in + np.array([LENGTH, 3, 2, LENGTH])
+    place = np.arange(steps)
+    last = place == end[:, None] - 1
+    walk = random.normal(size=(COUNT, steps + 1, 3)).astype(np.float32)
+    choice = np.stack([random.integers(0, size, (COUNT, steps)) for size in sizes], axis=-1)
+    action = choice if len(sizes) > 1 else choice[..., 0]
+    core = jax.eval_shape(lambda: algo.carry(COUNT).core)
+    data = Transition(
+        walk[:, :-1],
+        action.astype(np.int32),
+        random.normal(0, 3, (COUNT, steps)).astype(np.float32),
+        last & (np.arange(COUNT) == 1)[:, None],
+        last & (np.arange(COUNT) >= 2)[:, None],
+        walk[:, 1:],
+        gdi.Acted(np.log(random.uniform(0.05, 0.9, (COUNT, steps))).astype(np.float32)),
+        first=(place == begin[:, None]) & (np.arange(COUNT) == 3)[:, None],
+        elapsed=random.integers(1, 4, (COUNT, steps)) if len(sizes) > 1 else None,
+        mask=(place >= begin[:, None]) & (place < end[:, None]),
+        core=jax.tree.map(lambda s: random.normal(size=s.shape).astype(s.dtype), core),
+    )
+    return jax.tree.map(jnp.asarray, data)
+
+
+@quick
+def one_look(nets: Any, memory: Any, obs: Any, first: Any) -> tuple[Any, Any, Any]:
+    """V and A of one observation, and the memory after it."""
+    features, memory = nets.trunk.step(memory, obs[None], first[None])
+    told = nets(features)
+    return told.value[0], told.advantage[0], memory
+
+
+def seen_by_heads(nets: Any, data: Transition, n: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """V, A and V of what followed at every valid step of a sequence, one step of the core after another."""
+    memory = jax.tree.map(lambda x: x[n : n + 1], data.core)
+    told = []
+    for t in range(data.mask.shape[1]):
+        if not data.mask[n, t]:
+            continue
+        value, advantage, memory = one_look(nets, memory, data.obs[n, t], data.first[n, t])
+        after, _, _ = one_look(nets, memory, data.next_obs[n, t], jnp.zeros((), bool))
+        told.append(tuple(np.asarray(x, np.float64) for x in (value, advantage, after)))
+    return told
+
+
+def shaped_by_hand(name: str, r: float) -> float:
+    size = np.log(1 + abs(r))
+    return {"none": r, "optimistic": 2 * size if r >= 0 else -size}[name]
+
+
+def by_definition(nets: Any, c: GDIConfig, data: Transition, sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Losses of every head and their gradients by the biases of V and A (eqs. 1 to 8), in 64 bits."""
+    parts = {name: np.zeros(2) for name in ("v", "q", "pi", "value bias")}
+    by_advantage = np.zeros((2, len(sizes), max(sizes)))
+    counted = int(np.asarray(data.mask)[:, c.burn_in :].sum())
+    x = jax.tree.map(np.asarray, data._replace(core=None))
+    for n in range(COUNT):
+        heads = seen_by_heads(nets, data, n)
+        steps = [t for t in range(x.mask.shape[1]) if x.mask[n, t]]
+        block = [(t, heads[i]) for i, t in enumerate(steps) if t >= c.burn_in]
+        for h in range(2):
+            gamma, name = c.gammas[h], c.shaping[h]
+            vs_next, v_ahead, q_ahead, trace_ahead = 0.0, 0.0, 0.0, 0.0  # of the step after this one
+            for place, (t, (value, advantage, following)) in reversed(list(enumerate(block))):
+                v, follows = value[h], following[h]
+                chosen = np.atleast_1d(x.action[n, t])
+                log_pi, q, slope = 0.0, v, np.zeros_like(by_advantage[h])
+                for d, size in enumerate(sizes):
+                    a = advantage[h, d, :size]
+                    soft = np.exp(a / c.target_temperature) / np.exp(a / c.target_temperature).sum()
+                    log_pi += np.log(soft[chosen[d]])
+                    q += a[chosen[d]] - soft @ a
+                    slope[d, :size] = np.eye(size)[chosen[d]] - soft
+                ratio = np.exp(log_pi - x.extras.log_mu[n, t])
+                rho, clipped = min(c.rho_bar, ratio), min(c.c_bar, ratio)
+                r = shaped_by_hand(name, c.reward_scale * x.reward[n, t])
+                lasted = 1 if x.elapsed is None else x.elapsed[n, t]
+                disc = 0.0 if x.terminated[n, t] else gamma**lasted
+                goes_on = place + 1 < len(block)  # sequences are of one episode
+                vs = v + rho * (r + disc * follows - v)
+                if goes_on:
+                    vs += disc * c.v_trace * clipped * (vs_next - v_ahead)
+                adv = r + disc * (vs_next if goes_on else follows) - v
+                target = r + disc * (follows + (trace_ahead * q_ahead if goes_on else 0.0))
+                w = WEIGHT[n] / counted
+                parts["v"][h] += w * (vs - v) ** 2
+                parts["q"][h] += w * (target - q) ** 2
+                parts["pi"][h] -= w * rho * adv * log_pi
+                parts["value bias"][h] -= w * c.v_coef * 2 * (vs - v)
+                pull = c.q_coef * 2 * (target - q) + c.pi_coef * rho * adv / c.target_temperature
+                by_advantage[h] -= w * pull * slope
+                vs_next, v_ahead, q_ahead, trace_ahead = vs, v, target - q, c.q_trace * clipped
+    return {**parts, "advantage bias": by_advantage.reshape(-1)}
+
+
+@pytest.mark.parametrize(("core", "burn_in", "sizes"), [("none", 0, (3, 2)), ("gru", 1, (3,))])
+def test_the_loss_by_its_definition(core: str, burn_in: int, sizes: tuple[int, ...]) -> None:
+    """Both heads' losses, their weighted sum, and what reaches V and A, where no target may be moved."""
+    space = Discrete(*sizes) if len(sizes) == 1 else MultiDiscrete(sizes)
+    config = GDIConfig(
+        net_arch=(8,), core=core, core_size=5, burn_in=burn_in, sequence_length=LENGTH, gammas=(0.95, 0.6),
+        shaping=("optimistic", "none"), reward_scale=0.5, target_temperature=0.7, rho_bar=1.2, c_bar=0.9,
+        v_trace=0.8, q_trace=0.95, v_coef=1.5, q_coef=3.0, pi_coef=2.0,
+    )  # fmt: skip
+    algo = GDI(EnvSpec("made-up", Box((3,), -1.0, 1.0), space, rows=COUNT), config, 10.0)
+    nets = quick(algo.init)(jax.random.key(0)).nets
+    random = np.random.default_rng(1)
+    far = jnp.asarray(random.normal(size=nets.advantage.weight.shape), jnp.float32)  # policies far from even
+    nets = eqx.tree_at(lambda n: n.advantage.weight, nets, far)
+    data = stored(algo, sizes, burn_in)
+
+    @quick
+    def assembled(nets: Any) -> Any:
+        objective = lambda nets: gdi.loss(nets, config, None, None, data, jnp.asarray(WEIGHT))  # noqa: E731
+        return jax.value_and_grad(objective, has_aux=True)(nets)
+
+    (total, (error, metrics)), slope = assembled(nets)
+    right = by_definition(nets, config, data, sizes)
+    for part in ("v", "q", "pi"):
+        got = [float(metrics[f"train/{part}_loss_{h}"]) for h in (1, 2)]
+        assert got == pytest.approx(right[part].tolist(), rel=1e-4), part
+    whole = (1.5 * right["v"] + 3.0 * right["q"] + 2.0 * right["pi"]).sum()
+    assert float(total) == pytest.approx(whole, rel=1e-4)
+    assert np.asarray(slope.value.bias) == pytest.approx(right["value bias"], rel=1e-3, abs=1e-5)
+    assert np.asarray(slope.advantage.bias) == pytest.approx(right["advantage bias"], rel=1e-3, abs=1e-5)
+    assert error.shape == (LENGTH, COUNT, 2)
 
 
 @pytest.mark.parametrize(("settings", "words"), [

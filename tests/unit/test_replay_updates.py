@@ -12,6 +12,7 @@ import pytest
 from conftest import REPLAYERS, differences, made_up, quick
 from replayed import CHOICE, NUMBERS, batch, learner, start
 
+from sparring.algos.gdi import Acted
 from sparring.errors import ConfigError
 from sparring.replay.size import check_fits
 from sparring.types import Algorithm, Batch, Replay
@@ -25,25 +26,39 @@ STARTS = np.array([True, False, True, True, False, True])
 MASK = (np.arange(STEPS) >= BEGIN[:, None]) & (np.arange(STEPS) < END[:, None])
 NETWORKS = {
     "dqn": ("nets", "target"),
+    "gdi": ("nets",),
     "sac": ("actor", "critic", "target"),
     "td3": ("actor", "critic", "actor_target", "critic_target"),
     "crossq": ("actor", "critic"),
 }
-ONLINE = {"dqn": ("nets",), "sac": ("actor", "critic"), "td3": ("critic",), "crossq": ("actor", "critic")}
+ONLINE = {
+    "dqn": ("nets",),
+    "gdi": ("nets",),
+    "sac": ("actor", "critic"),
+    "td3": ("critic",),
+    "crossq": ("actor", "critic"),
+}
+CHOOSING = ("dqn", "gdi")
+"""One network chooses and judges; the others have critics apart."""
 
 
 def spec(name: str) -> Any:
-    return CHOICE if name == "dqn" else NUMBERS
+    return CHOICE if name in CHOOSING else NUMBERS
 
 
 @cache
 def setting(name: str) -> tuple[Any, Any, Batch, Any]:
     """Agent with a core and priorities, state, sequences with padding on both sides, and its update."""
-    settings = {"core": "gru", "prioritized": True, "n_steps": 2, "policy_delay": 1, "normalize_reward": True}
-    if name in ("dqn", "sac"):
-        del settings["policy_delay"]
+    settings = {"core": "gru", "burn_in": BURN_IN, "prioritized": True, "normalize_reward": True}
+    if name != "gdi":
+        settings["n_steps"] = 2
+    if name in ("td3", "crossq"):
+        settings["policy_delay"] = 1
     algo = learner(name, spec(name), batch_size=N, **settings)
     made = batch(algo, steps=STEPS, count=N)
+    if name == "gdi":
+        log_mu = jnp.asarray(np.random.default_rng(5).uniform(-2.0, -0.1, (N, STEPS)), jnp.float32)
+        made = made._replace(data=made.data._replace(extras=Acted(log_mu)))
     last = np.arange(STEPS) == END[:, None] - 1
     data = made.data._replace(
         mask=jnp.asarray(MASK),
@@ -74,8 +89,10 @@ def test_what_lies_in_the_padding_of_a_sequence_changes_no_bit(name):
     for junk in (0.0, -3.5, 1e4):
         kept = {f: filled(getattr(sampled.data, f), junk) for f in ("obs", "next_obs", "reward", "action")}
         flags = {f: getattr(sampled.data, f) | ~jnp.asarray(MASK) for f in ("terminated", "truncated")}
-        if name == "dqn":
+        if name in CHOOSING:
             kept["action"] = filled(sampled.data.action, 3)
+        if name == "gdi":
+            kept["extras"] = Acted(filled(sampled.data.extras.log_mu, -min(abs(junk), 7.0)))
         for part in (kept, flags):
             dirty = sampled._replace(data=sampled.data._replace(**part))
             again, told = update(state, dirty, jax.random.key(1))
@@ -87,7 +104,8 @@ def test_what_lies_in_the_padding_of_a_sequence_changes_no_bit(name):
 def test_a_sequence_reports_an_error_for_every_step_of_its_block(name):
     algo, state, sampled, update = setting(name)
     _, report = update(state, sampled, jax.random.key(1))
-    assert report.priority.shape == (N, LENGTH)
+    heads = (2,) if name == "gdi" else ()
+    assert report.priority.shape == (N, LENGTH, *heads)
     assert (np.asarray(report.priority)[MASK[:, BURN_IN:]] > 0).all()
     assert isinstance(algo, Algorithm)
     assert isinstance(algo.replay, Replay)
@@ -96,7 +114,7 @@ def test_a_sequence_reports_an_error_for_every_step_of_its_block(name):
 @pytest.mark.parametrize("name", REPLAYERS)
 def test_weights_of_a_prioritised_batch_scale_what_is_learned(name):
     _, state, sampled, update = setting(name)
-    loss = "train/loss" if name == "dqn" else "train/critic_loss"
+    loss = "train/loss" if name in CHOOSING else "train/critic_loss"
 
     def total(weight: Any) -> float:
         return float(update(state, sampled._replace(weight=weight), jax.random.key(1))[1].metrics[loss])
@@ -113,12 +131,12 @@ def test_one_update_trains_every_online_network_with_its_core(name):
     for part in ONLINE[name]:
         moved = differences(getattr(after, part), getattr(state, part))
         assert moved, part
-    trunk = after.nets.trunk if name == "dqn" else after.critic.trunk
-    before = state.nets.trunk if name == "dqn" else state.critic.trunk
+    trunk = after.nets.trunk if name in CHOOSING else after.critic.trunk
+    before = state.nets.trunk if name in CHOOSING else state.critic.trunk
     assert len(differences(trunk.core, before.core)) == len(jax.tree.leaves(trunk.core))
     assert int(after.updates) == 1
     assert set(NETWORKS[name]) <= set(state._fields)
-    assert name == "dqn" or state.actor.trunk is None  # a core is the critics'
+    assert name in CHOOSING or state.actor.trunk is None  # a core is the critics'
     assert algo.config.core == "gru"
 
 
@@ -129,7 +147,7 @@ def test_no_two_leaves_of_a_fresh_state_share_memory(name):
     state = quick(algo.init)(jax.random.key(0))
     places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
     assert len(set(places)) == len(places)
-    for target, online in (("target", NETWORKS[name][-2]), ("critic_target", "critic")):
+    for target, online in (("target", "nets"), ("target", "critic"), ("critic_target", "critic")):
         if hasattr(state, target) and hasattr(state, online):
             assert differences(getattr(state, target), getattr(state, online)) == []
 

@@ -153,6 +153,16 @@ def test_the_compressed_scale_is_its_definition_and_has_an_inverse(x):
     np.testing.assert_allclose(unscale(y), x, rtol=2e-3, atol=2e-2)
 
 
+def test_the_compressed_scale_by_numbers_in_64_bits():
+    with jax.enable_x64(True):
+        seen = rescale(jnp.asarray([300.0, -1.0]))
+        assert np.asarray(seen) == pytest.approx([16.6494, -0.4152], abs=5e-5)
+        x = jnp.linspace(-1000.0, 1000.0, 4001)
+        back = np.asarray(unscale(rescale(x)))
+        assert back.dtype == np.float64
+        assert np.abs(back - np.asarray(x)).max() < 1e-11
+
+
 @given(NUMBERS, NUMBERS, NUMBERS, FLAGS, FLAGS)
 def test_without_mask_and_elapsed_all_entries_count_one_step(
     reward, value, next_value, terminated, truncated
