@@ -283,6 +283,7 @@ class GDI(Controlled):
                 "index_cells must be at least 1, sample_reuse above 0, and neither burn_in nor "
                 "learning_starts negative."
             )
+        offpolicy.check_stride(c.sequence_stride, c.sequence_length)
         _ = self.controller  # refuses an index that does not fit
         idle = c.core == "none" and c.burn_in
         return [*self._reuse_amiss(), *(["burn_in warms a core up, and there is none."] if idle else [])]
