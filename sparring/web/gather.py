@@ -136,12 +136,15 @@ class Metric(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """With which probability a bandit chose each cell of a coordinate, over a run's first seed."""
+    """With which probability a bandit chose each cell of a coordinate, or what it expects of the cell, over a
+    run's first seed."""
 
     run: int
+    kind: str
+    """`probability` or `mean`"""
     coordinate: str
     steps: np.ndarray
-    share: np.ndarray
+    values: np.ndarray
     """[cells, steps]"""
 
 
@@ -181,17 +184,17 @@ def gather(runs: Sequence[RunDirectory]) -> Story:
 
 
 def _choices(run: int, table: Mapping[str, list[Curve]]) -> Iterable[Choices]:
-    """What the bandit of a run chose, by coordinate."""
-    cells: dict[str, list[Curve]] = {}
-    for name in sorted(table):
+    """What the bandit of a run chose, by coordinate, and how good it took each cell to be."""
+    cells: dict[tuple[str, str], list[Curve]] = {}
+    for name in sorted(table, reverse=True):  # probabilities first
         match = CELL.fullmatch(name)
-        if match is not None and match[1] == "probability" and table[name]:
-            cells.setdefault(match[2], []).append(table[name][0])
-    for coordinate, curves in cells.items():
+        if match is not None and table[name]:
+            cells.setdefault((match[1], match[2]), []).insert(0, table[name][0])
+    for (kind, coordinate), curves in cells.items():
         length = min(len(curve.steps) for curve in curves)
         places = np.unique(np.linspace(0, length - 1, min(length, MOST_COLUMNS)).astype(int))
-        share = np.nan_to_num(np.stack([curve.values[places] for curve in curves]))
-        yield Choices(run, _clip(coordinate, 80), curves[0].steps[places], np.clip(share, 0.0, 1.0))
+        values = np.nan_to_num(np.stack([curve.values[places] for curve in curves]))
+        yield Choices(run, kind, _clip(coordinate, 80), curves[0].steps[places], values)
 
 
 def labels(runs: Sequence[RunDirectory]) -> list[str]:

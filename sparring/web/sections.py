@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
+import numpy as np
+
 from sparring.web.films import Film
 from sparring.web.gather import GROUPS, MOST_ALERTS, Choices, Facts, Score, Story
 from sparring.web.html import Html, join, tag, text
@@ -164,15 +166,17 @@ def alerts(story: Story) -> Html:
 
 
 def choices(story: Story) -> Html:
-    """Maps of what bandits chose: time to the right, cells upwards, dark where a cell was chosen often."""
+    """Maps of what bandits chose and found good: time to the right, cells upwards, dark where it is much."""
     if not story.choices:
         return Html("")
     return _section("behaviour", "Behaviour", *(_map(chosen, story) for chosen in story.choices))
 
 
 def _map(chosen: Choices, story: Story) -> Html:
-    cells, columns = chosen.share.shape
-    most = max(float(chosen.share.max()), 1e-9)
+    cells, columns = chosen.values.shape
+    how_often = chosen.kind == "probability"
+    least, most = 0.0 if how_often else float(chosen.values.min()), float(chosen.values.max())
+    shade = np.clip((chosen.values - least) / max(most - least, 1e-9), 0.0, 1.0)
     squares = [
         tag(
             "rect",
@@ -180,7 +184,7 @@ def _map(chosen: Choices, story: Story) -> Html:
             y=cells - 1 - cell,
             width=1,
             height=1,
-            fill_opacity=f"{float(chosen.share[cell, column]) / most:.2f}",
+            fill_opacity=f"{float(shade[cell, column]):.2f}",
         )
         for cell in range(cells)
         for column in range(columns)
@@ -192,11 +196,16 @@ def _map(chosen: Choices, story: Story) -> Html:
         preserveAspectRatio="none",
         class_=f"map c{chosen.run}",
         role="img",
-        aria_label=f"probability of each cell of {chosen.coordinate} over time",
+        aria_label=f"{chosen.kind} of each cell of {chosen.coordinate} over time",
+    )
+    darkest = (
+        f"how often each was chosen, darkest is {most:.0%}"
+        if how_often
+        else f"what the bandit expects of each, by rank or return, {least:.3g} to {most:.3g}"
     )
     words = (
         f"{story.runs[chosen.run].label}: {chosen.coordinate}, {cells} cells from the lowest (bottom) to the "
-        f"highest, step {int(chosen.steps[0]):,} to {int(chosen.steps[-1]):,}; darkest is {most:.0%}."
+        f"highest, step {int(chosen.steps[0]):,} to {int(chosen.steps[-1]):,}; {darkest}."
     )
     return tag("figure", picture, tag("figcaption", words), class_="choices")
 

@@ -204,6 +204,19 @@ def test_alerts_are_read_where_there_is_a_table(tmp_path: Path) -> None:
     assert (second.onset_time, second.last_time) == pytest.approx((5.0, 9.0))
 
 
+def test_a_bandits_choices_and_what_it_expects_of_them_are_maps(tmp_path: Path) -> None:
+    shares = {f"bandit/probability/epsilon/{cell:02d}": (0.1, 0.7, 0.2)[cell] for cell in range(3)}
+    means = {f"bandit/mean/epsilon/{cell:02d}": (-1.0, 2.0, 0.5)[cell] for cell in range(3)}
+    run = made_run(tmp_path / "a", values={**shares, **means})
+    often, good = gather.gather([run]).choices
+    assert (often.kind, often.coordinate, good.kind) == ("probability", "epsilon", "mean")
+    assert often.values[:, 0] == pytest.approx([0.1, 0.7, 0.2])
+    assert good.values[:, -1] == pytest.approx([-1.0, 2.0, 0.5])
+    page = words(report.write_report([run], tmp_path / "r.html").path.read_text())
+    assert "darkest is 70%" in page
+    assert "-1 to 2" in page
+
+
 def test_metrics_that_describe_a_distribution_are_one_fan(tmp_path: Path) -> None:
     spread = {"stats/obs_min": -3.0, "stats/obs_p25": -1.0, "stats/obs_p50": 0.5, "stats/obs_p75": 1.0}
     run = made_run(tmp_path / "a", values={**spread, "stats/obs_max": 4.0, "stats/alone_min": 0.0})
