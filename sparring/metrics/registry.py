@@ -88,7 +88,9 @@ METRICS: dict[str, str] = {
     "ended in the rollout, or the last such mean.",
     "env/<name>_mean": "Mean of the same number over the steps of an episode that had it.",
     "env/<name>_last": "The same number in the last step of an episode that had it.",
-    "stats/action_saturation": "Share of action entries within 1 % of a bound, in the rollout.",
+    "stats/action_saturation": "Share of action entries within 1 % of a bound, in the rollout. This and all "
+    "that is said of a rollout below is said of a replayed batch, about 200 times in a run, where rollouts "
+    "have fewer than 32 steps.",
     "stats/action_top_share": "Share of the option that was chosen most often, in the rollout.",
     "stats/advantage_bias": "Absolute mean of the advantages over their deviation, before standardisation.",
     "stats/advantage_max": "Largest absolute advantage before standardisation, in the critic's scale.",
@@ -103,6 +105,7 @@ METRICS: dict[str, str] = {
     "it.",
     "stats/obs_std_min": "Smallest deviation of an observation's entry over the rollout, as the network sees "
     "it.",
+    "stats/param_norm": "Norm of all parameters after the update; measured about 200 times in a run.",
     "stats/priority_ess": "Effective share of a prioritised replay, (Σp)² / (N Σp²), from the batch.",
     "stats/q_abs_max": "Largest absolute value of the actions in the batch.",
     "stats/q_disagreement": "Mean distance of the first two critics over the deviation of their mean.",
@@ -127,9 +130,28 @@ METRICS: dict[str, str] = {
 
 EPISODIC = ("rollout/ep_", "rollout/shaped_")
 """How metrics of finished episodes begin; they are absent before the first."""
-SPARSE = frozenset({"stats/update_size", "stats/dead_units", "stats/feature_rank"})
+LOOKED_AT = frozenset(
+    {
+        "stats/update_size",
+        "stats/param_norm",
+        "stats/dead_units",
+        "stats/feature_rank",
+        "stats/action_saturation",
+        "stats/action_top_share",
+        "stats/obs_abs_max",
+        "stats/obs_clipped",
+        "stats/obs_std_max",
+        "stats/obs_std_min",
+        "stats/reward_mean",
+        "stats/reward_nonzero",
+        "stats/reward_std",
+        "stats/terminated_share",
+    }
+)
+"""What looks inside an update find: at networks or, where rollouts are short, at a sampled batch."""
+SPARSE = LOOKED_AT
 """Metrics that are NaN in an iteration in which nobody looked."""
-OF_UPDATES = SPARSE | {
+OF_UPDATES = LOOKED_AT | {
     "stats/priority_ess",
     "stats/q_abs_max",
     "stats/q_disagreement",

@@ -51,7 +51,7 @@ def test_looks_fall_on_iterations_that_are_kept(total: int) -> None:
 
 
 def test_what_was_not_looked_at_is_left_out() -> None:
-    assert frozenset(checkup.NAMES) == SPARSE
+    assert frozenset(checkup.NAMES) <= SPARSE
     assert checkup.KEPT == POINTS
     values = {"stats/update_size": float("nan"), "train/n_updates": 3.0, "stats/q_abs_max": 1.0}
     assert measured(values) == {"train/n_updates": 3.0, "stats/q_abs_max": 1.0}

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import agent
 
-from sparring.drivers.statistics import statistics
-from sparring.session import relative_entropy
+from sparring.drivers.fused import Fused
+from sparring.drivers.statistics import OF_BATCH, of_batch, statistics
+from sparring.envs.classic.cartpole import CartPole
+from sparring.envs.classic.pendulum import Pendulum
+from sparring.metrics.registry import SPARSE
+from sparring.session import measured, relative_entropy
 from sparring.spaces import Box, Discrete, EnvSpec, MultiDiscrete
-from sparring.types import Transition
+from sparring.types import Batch, Transition
 
 T, B = 9, 5
 random = np.random.default_rng(0)
@@ -78,3 +86,80 @@ def test_relative_entropy():
     assert relative_entropy(MultiDiscrete((4, 4)), values)["stats/entropy_relative"] == pytest.approx(0.5)
     assert relative_entropy(Box((2,)), values) == {}
     assert relative_entropy(Discrete(4), {}) == {}
+
+
+def replayer(name: str, env: Any, **settings: Any) -> Any:
+    """An algorithm whose looks are due in every iteration, on one row."""
+    return agent(name, env, 1, 10.0, learning_starts=0, **settings)
+
+
+def drawn(algo: Any, steps: int, seed: int = 0) -> Transition:
+    """Steps [N, n, …] as a replay hands them out."""
+    spec, made = algo.spec, np.random.default_rng(seed)
+    shape, space = (40, steps), spec.action
+    obs = made.normal(size=(*shape, *spec.observation.shape)).astype(np.float32)
+    if isinstance(space, Box):
+        action = np.clip(made.normal(0, 2, (*shape, *space.shape)), *space.bounds()).astype(np.float32)
+    else:
+        action = made.integers(0, space.n, shape).astype(np.int32)
+    reward = made.normal(size=shape).astype(np.float32)
+    ends = [made.random(shape) < 0.2 for _ in range(2)]
+    return Transition(obs, action, reward, ends[0], ends[1] & ~ends[0], obs, None)
+
+
+def test_of_windows_the_first_steps_count():
+    algo = replayer("sac", Pendulum(), n_steps=3)
+    data = drawn(algo, 3)
+    state = jax.eval_shape(algo.init, jax.random.key(0))._replace(
+        iteration=jnp.int32(3), updates=jnp.int32(3), moments=None
+    )
+    got = of_batch(algo, state, Batch(jax.tree.map(jnp.asarray, data)))
+    low, high = algo.spec.action.bounds()
+    action, obs = data.action[:, 0], data.obs[:, 0]
+    at_edge = (action <= low + 0.01 * (high - low)) | (action >= high - 0.01 * (high - low))
+    assert set(got) <= set(OF_BATCH) <= SPARSE
+    assert float(got["stats/action_saturation"]) == pytest.approx(at_edge.mean(), rel=1e-6)
+    assert 0.1 < at_edge.mean() < 0.9
+    assert float(got["stats/obs_std_max"]) == pytest.approx(obs.std(0).max(), rel=1e-5)
+    assert float(got["stats/reward_mean"]) == pytest.approx(data.reward[:, 0].mean(), rel=1e-5)
+
+
+def test_of_sequences_neither_burn_in_nor_padding_counts():
+    algo = replayer("dqn", CartPole(), core="gru", core_size=4, burn_in=2, sequence_length=3)
+    mask = np.random.default_rng(1).random((40, 5)) < 0.6
+    data = drawn(algo, 5)
+    data.obs[~mask] = np.nan
+    data.obs[:, :2] = 100.0
+    state = jax.eval_shape(algo.init, jax.random.key(0))._replace(
+        iteration=jnp.int32(3), updates=jnp.int32(3), moments=None
+    )
+    got = of_batch(algo, state, Batch(jax.tree.map(jnp.asarray, data._replace(mask=mask, core=np.zeros(3)))))
+    counts = mask[:, 2:]
+    obs, reward = data.obs[:, 2:][counts], data.reward[:, 2:][counts]
+    assert float(got["stats/obs_std_max"]) == pytest.approx(obs.std(0).max(), rel=1e-5)
+    assert float(got["stats/obs_std_min"]) == pytest.approx(obs.std(0).min(), rel=1e-5)
+    assert float(got["stats/obs_abs_max"]) == pytest.approx(np.abs(obs).max(), rel=1e-5)
+    assert float(got["stats/reward_mean"]) == pytest.approx(reward.mean(), rel=1e-5)
+    terminated = data.terminated[:, 2:][counts].sum()
+    ended = (data.terminated | data.truncated)[:, 2:][counts].sum()
+    assert float(got["stats/terminated_share"]) == pytest.approx(terminated / ended, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "env", "train_freq"), [("sac", Pendulum(), 1), ("dqn", CartPole(), 4)])
+def test_a_learner_from_replay_says_what_it_sees(name: str, env: Any, train_freq: int):
+    algo = agent(name, env, 1, 30.0, learning_starts=40, batch_size=64, train_freq=train_freq)
+    (trace,) = Fused(algo, env, 1, (0,)).advance(60)
+    told = [measured({n: float(x[i]) for n, x in trace.items()}) for i in range(60)]
+    filling = [now for now in told if "train/n_updates" not in now]
+    assert filling
+    assert not any(set(now) & set(OF_BATCH) for now in filling)
+    last = told[-1]
+    if name == "sac":  # still random actions: a hundredth of the range is at each end
+        assert 0.0 <= last["stats/action_saturation"] < 0.2
+        assert 0.1 < last["stats/obs_std_max"] < 10.0
+        assert last["stats/reward_mean"] < 0.0
+    else:
+        assert last["stats/reward_mean"] == 1.0
+        assert 0.5 <= last["stats/action_top_share"] <= 1.0
+        assert last["stats/terminated_share"] in (-1.0, 1.0)
