@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sparring import actor
 from sparring.actor import Episodes
 from sparring.drivers.platform import once_options
-from sparring.drivers.statistics import OF_BATCH, of_batch, of_normaliser, of_rollout
+from sparring.drivers.statistics import OF_BATCH, of_batch, of_episodes, of_normaliser, of_rollout
 from sparring.nets import checkup
 from sparring.ops import keys
 from sparring.ops.seam import block
@@ -168,6 +168,7 @@ def _absorbed(
         **metrics,
         **of_rollout(algo, learner.train, rollout),
         **of_normaliser(train),
+        **of_episodes(algo, learner.train, episodes),
         "rollout/ep_rew_mean": mean,
         "rollout/ep_len_mean": length,
         "rollout/window_episodes": count,

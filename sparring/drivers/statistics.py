@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from sparring.actor import Episodes
 from sparring.config import Schedule
 from sparring.nets import checkup
 from sparring.ops.returns import masked_mean
@@ -26,6 +27,10 @@ LEAST = 32
 NEAR = 0.01
 """Share of an action's range that counts as its edge."""
 MOST_OPTIONS = 64
+MOST_SHARES = 18
+"""Options whose shares are told one by one, at most."""
+MOST_ENTRIES = 32
+"""Entries of an observation that are told one by one, at most."""
 OF_BATCH = (
     "stats/action_saturation",
     "stats/action_top_share",
@@ -42,8 +47,19 @@ OF_BATCH = (
 
 
 def of_rollout(algo: Algorithm, train: Any, rollout: Transition) -> Metrics:
-    """Scalars of a rollout [T, B, …], looked at with the normaliser of `train`."""
-    return statistics(algo.spec, rollout, *_normaliser(algo, train))
+    """Scalars of a rollout [T, B, …], looked at with the normaliser of `train`, and now and then details."""
+    found = statistics(algo.spec, rollout, *_normaliser(algo, train))
+    if not found:
+        return {}
+    when = checkup.due(train.iteration, algo.horizon)  # type: ignore[attr-defined]
+    return found | checkup.looked(when, lambda: details(algo.spec, rollout))
+
+
+def of_episodes(algo: Algorithm, train: Any, episodes: Episodes) -> Metrics:
+    """How the returns of the episodes in the window are spread, now and then."""
+    window, when = episodes.window_return, checkup.due(train.iteration, algo.horizon)  # type: ignore[attr-defined]
+    there = jnp.arange(window.shape[0]) < episodes.finished
+    return checkup.looked(when, lambda: checkup.spread("rollout/ep_returns", window, there))
 
 
 def of_batch(algo: Algorithm, train: Any, batch: Batch) -> Metrics:
@@ -112,11 +128,35 @@ def _actions(spec: EnvSpec, rollout: Transition) -> Metrics:
             )
         }
     if isinstance(space, Discrete) and space.n <= MOST_OPTIONS:
-        shares = [
-            masked_mean((action == option).astype(jnp.float32), rollout.mask) for option in range(space.n)
-        ]
-        return {"stats/action_top_share": jnp.max(jnp.stack(shares))}
+        return {"stats/action_top_share": jnp.max(jnp.stack(_shares(space, rollout)))}
     return {}
+
+
+def details(spec: EnvSpec, rollout: Transition) -> Metrics:
+    """How rewards are spread, the share of each option, and each entry of a small raw observation."""
+    found = checkup.spread("stats/rewards", rollout.reward, rollout.mask)
+    space = spec.action
+    if isinstance(space, Discrete) and space.n <= MOST_SHARES:
+        shares = _shares(space, rollout)
+        found |= {f"stats/action_share_{option}": share for option, share in enumerate(shares)}
+    if not _is_flat(spec.observation) or spec.observation.size > MOST_ENTRIES:
+        return found
+    flat = rollout.obs.astype(jnp.float32).reshape(-1, spec.observation.size)
+    mask = jnp.ones((flat.shape[0], 1), bool) if rollout.mask is None else rollout.mask.reshape(-1, 1)
+    columns = {
+        "min": jnp.min(flat, axis=0, where=mask, initial=jnp.inf),
+        "mean": jnp.mean(flat, axis=0, where=mask),
+        "max": jnp.max(flat, axis=0, where=mask, initial=-jnp.inf),
+        "std": jnp.std(flat, axis=0, where=mask),
+    }
+    entries = range(spec.observation.size)
+    return found | {f"stats/obs_{i}_{what}": x[i] for i in entries for what, x in columns.items()}
+
+
+def _shares(space: Discrete, rollout: Transition) -> list[Array]:
+    """How often each option was chosen, as a share."""
+    chosen = [rollout.action == option for option in range(space.n)]
+    return [masked_mean(each.astype(jnp.float32), rollout.mask) for each in chosen]
 
 
 def _observations(spec: EnvSpec, rollout: Transition, moments: Moments | None, clip: Any) -> Metrics:

@@ -94,6 +94,12 @@ def spread(name: str, x: Array, mask: Array | None = None) -> Metrics:
     return {f"{name}_{what}": jnp.where(last >= 0, value, jnp.nan) for what, value in found.items()}
 
 
+def targets(returns: Array, advantage: Array | None, mask: Array | None) -> Metrics:
+    """How value targets and, before they are standardised, advantages are spread."""
+    found = spread("stats/value_targets", returns, mask)
+    return found if advantage is None else found | spread("stats/advantages", advantage, mask)
+
+
 def change(before: Any, after: Any) -> Float[Array, ""]:
     """‖Δθ‖ / ‖θ‖ over all parameters."""
     old, new = jax.tree.leaves(before), jax.tree.leaves(after)

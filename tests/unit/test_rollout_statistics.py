@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from conftest import agent
 
+from sparring.actor import start_episodes
 from sparring.drivers.fused import Fused
-from sparring.drivers.statistics import OF_BATCH, of_batch, statistics
+from sparring.drivers.statistics import OF_BATCH, details, of_batch, of_episodes, statistics
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.classic.pendulum import Pendulum
-from sparring.metrics.registry import SPARSE
+from sparring.metrics.registry import SPARSE, SPREAD
 from sparring.session import measured, relative_entropy
 from sparring.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from sparring.types import Batch, Transition
@@ -70,6 +71,33 @@ def test_places_without_a_decision_do_not_count():
     counts = np.bincount(np.asarray(made.action)[mask], minlength=3)
     assert float(got["stats/action_top_share"]) == pytest.approx(counts.max() / counts.sum(), rel=1e-6)
     assert float(got["stats/reward_mean"]) == pytest.approx(np.asarray(made.reward)[mask].mean(), rel=1e-5)
+
+
+def test_details_are_of_each_option_and_each_entry():
+    mask = random.random((T, B)) < 0.6
+    made = rollout(random.integers(0, 3, (T, B)).astype(np.int32), mask)
+    got = {name: float(x) for name, x in details(CHOICES, made).items()}
+    assert set(got) < SPARSE
+    counts = np.bincount(np.asarray(made.action)[mask], minlength=3) / mask.sum()
+    obs, reward = np.asarray(made.obs)[mask], np.asarray(made.reward)[mask]
+    for i in range(3):
+        assert got[f"stats/action_share_{i}"] == pytest.approx(counts[i], rel=1e-5)
+        for what in ("min", "mean", "max", "std"):
+            wanted = getattr(obs[:, i], what)()
+            assert got[f"stats/obs_{i}_{what}"] == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    assert got["stats/rewards_p95"] == pytest.approx(np.quantile(reward, 0.95), rel=1e-4)
+    image = EnvSpec("image", Box((40,)), Discrete(19))
+    assert all(name.startswith("stats/rewards_") for name in details(image, made))
+
+
+def test_returns_are_those_of_finished_episodes():
+    algo = agent("ppo", CartPole(), 1, 10.0)
+    train = jax.eval_shape(algo.init, jax.random.key(0))._replace(iteration=jnp.int32(4))
+    window = start_episodes(1, 5)._replace(window_return=jnp.arange(5.0) + 3.0)
+    got = of_episodes(algo, train, window._replace(finished=jnp.int32(3)))
+    values = [float(got[f"rollout/ep_returns_{what}"]) for what in SPREAD]
+    assert values == pytest.approx([3.0, 3.1, 4.0, 4.9, 5.0])
+    assert np.isnan(float(of_episodes(algo, train, window)["rollout/ep_returns_min"]))
 
 
 def test_a_short_rollout_has_none_and_no_end_is_minus_one():
@@ -163,3 +191,18 @@ def test_a_learner_from_replay_says_what_it_sees(name: str, env: Any, train_freq
         assert last["stats/reward_mean"] == 1.0
         assert 0.5 <= last["stats/action_top_share"] <= 1.0
         assert last["stats/terminated_share"] in (-1.0, 1.0)
+
+
+@pytest.mark.slow
+def test_an_actor_critic_says_how_its_targets_are_spread():
+    algo = agent("ppo", CartPole(), 4, 10.0, n_steps=16)
+    (trace,) = Fused(algo, CartPole(), 4, (0,)).advance(10)
+    last = measured({n: float(x[-1]) for n, x in trace.items()})
+    for name in ("stats/advantages", "stats/value_targets", "rollout/ep_returns"):
+        values = [last[f"{name}_{what}"] for what in SPREAD]
+        assert values == sorted(values)
+        assert values[0] < values[-1]
+    largest = max(abs(last["stats/advantages_min"]), abs(last["stats/advantages_max"]))
+    assert last["stats/advantage_max"] == pytest.approx(largest, rel=1e-6)
+    assert last["stats/action_share_0"] + last["stats/action_share_1"] == pytest.approx(1.0)
+    assert last["train/value_loss_root"] == pytest.approx(last["train/value_loss"] ** 0.5, rel=1e-5)
