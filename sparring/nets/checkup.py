@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sparring.types import Metrics
@@ -30,7 +31,7 @@ SMALL = 0.01
 NAMES = ("stats/update_size", "stats/param_norm", "stats/dead_units", "stats/feature_rank")
 THINNED = 2048
 """Values of which quantiles are taken, at most; smallest and largest are of all."""
-QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
+QUANTILES = {"min": 0.0, "p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 Layers = Sequence[Sequence[Array]]
 """Of each network, what its hidden layers put out, [N, O]."""
@@ -81,17 +82,18 @@ def look(
 def spread(name: str, x: Array, mask: Array | None = None) -> Metrics:
     """Smallest, largest and some quantiles of the values that count, as numpy interpolates; NaN of none."""
     flat = x.astype(jnp.float32).reshape(-1)
-    counts = jnp.ones(flat.shape, bool) if mask is None else mask.reshape(-1)
-    least = jnp.min(jnp.where(counts, flat, jnp.inf))
-    most = jnp.max(jnp.where(counts, flat, -jnp.inf))
-    some, kept = (y[:: -(-flat.shape[0] // THINNED)] for y in (flat, counts))
-    ordered, last = jnp.sort(jnp.where(kept, some, jnp.inf)), jnp.sum(kept) - 1
-    place = jnp.maximum(jnp.array(list(QUANTILES.values())) * last, 0.0)
-    below = place.astype(jnp.int32)
-    low, high = ordered[below], ordered[jnp.clip(below + 1, 0, jnp.maximum(last, 0))]
-    values = low + (place - below) * (high - low)
-    found = {"min": least, **dict(zip(QUANTILES, values, strict=True)), "max": most}
-    return {f"{name}_{what}": jnp.where(last >= 0, value, jnp.nan) for what, value in found.items()}
+    flat = flat if mask is None else jnp.where(mask.reshape(-1), flat, jnp.inf)
+    some = flat[:: -(-flat.shape[0] // THINNED)]
+    ordered = jnp.sort(some)
+    count: Any = some.shape[0] if mask is None else jnp.sum(ordered < jnp.inf)
+    place = np.array(list(QUANTILES.values()), np.float32) * jnp.maximum(count - 1, 0)
+    below, above = (edge(place).astype(jnp.int32) for edge in (jnp.floor, jnp.ceil))
+    values = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    found = dict(zip(QUANTILES, values, strict=True))
+    if some.shape != flat.shape:
+        most = jnp.max(flat if mask is None else jnp.where(flat < jnp.inf, flat, -jnp.inf))
+        found |= {"min": jnp.min(flat), "max": most}
+    return {f"{name}_{what}": jnp.where(count > 0, value, jnp.nan) for what, value in found.items()}
 
 
 def targets(returns: Array, advantage: Array | None, mask: Array | None) -> Metrics:

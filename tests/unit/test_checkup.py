@@ -83,7 +83,7 @@ def test_a_spread_is_numpys(count: int) -> None:
     assert float(found["x_min"]) == kept.min()
     assert float(found["x_max"]) == kept.max()
     thinned = kept if count <= checkup.THINNED else x[:: -(-count // checkup.THINNED)]
-    for what, share in checkup.QUANTILES.items():
+    for what, share in list(checkup.QUANTILES.items())[1:-1]:
         assert float(found[f"x_{what}"]) == pytest.approx(np.quantile(thinned, share), rel=1e-4, abs=1e-5)
 
 
