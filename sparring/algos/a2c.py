@@ -141,6 +141,7 @@ class A2C:
             )
         metrics |= {
             "train/grad_norm": new.norm,
+            "train/value_loss_root": jnp.sqrt(metrics["train/value_loss"]),
             "train/explained_variance": explained_variance(values, advantage + values, rollout.mask),
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.iteration + 1,
@@ -153,6 +154,7 @@ class A2C:
             nets,
             lambda nets: policy.hidden(c, nets, state.moments, rollout),
             c.activation,
+            lambda: checkup.targets(advantage + values, advantage, rollout.mask),
         )
         return state._replace(nets=nets, optimiser=new.state), Report(metrics)
 

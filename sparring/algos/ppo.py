@@ -234,7 +234,9 @@ class PPO(Controlled):
         plan = epochs(key, c.n_epochs, returns.shape[0], size, mask)
         end, (traces, ran) = jax.lax.scan(epoch, start, plan, length=c.n_epochs)
         metrics = {name: masked_mean(trace, ran) for name, trace in traces.items()}
-        metrics |= self._describe(c, samples, returns, mask)
+        counts = mask if samples.mask is None else samples.mask
+        metrics |= self._describe(c, samples, returns, counts)
+        metrics["train/value_loss_root"] = jnp.sqrt(metrics["train/value_loss"])
         metrics["train/n_updates"] = (state.iteration + 1) * c.n_epochs  # as SB3 counts: epochs, not steps
         nets = unravel(end.flat)
         metrics |= checkup.look(
@@ -243,6 +245,7 @@ class PPO(Controlled):
             nets,
             lambda nets: policy.hidden(c, nets, state.moments, sight.clean(batch.data)),
             c.activation,
+            lambda: checkup.targets(returns, returns - samples.value, counts),
         )
         if nets.actor.head.log_std is not None and not hasattr(nets.actor.head.log_std, "weight"):
             metrics["train/std"] = jnp.mean(jnp.exp(nets.actor.head.log_std))
@@ -294,8 +297,9 @@ class PPO(Controlled):
         some = None if cut[0].mask is None else jnp.any(cut[0].mask, axis=1)
         return cut[0]._replace(memory=memory), cut[1], some
 
-    def _describe(self, c: PPOConfig, samples: Sample, returns: Array, mask: Array | None) -> dict[str, Any]:
-        counts = mask if samples.mask is None else samples.mask
+    def _describe(
+        self, c: PPOConfig, samples: Sample, returns: Array, counts: Array | None
+    ) -> dict[str, Any]:
         return {
             "train/explained_variance": explained_variance(samples.value, returns, counts),
             "train/learning_rate": jnp.asarray(c.learning_rate),

@@ -203,11 +203,12 @@ class PQN(Controlled):
         plan = epochs(key, c.n_epochs, returns.shape[0], size, mask)
         (flat, optimiser), traces = jax.lax.scan(epoch, (flat, state.optimiser), plan, length=c.n_epochs)
         metrics = {name: jnp.mean(trace) for name, trace in traces.items()}
+        counts = mask if samples.mask is None else samples.mask
         metrics |= {
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": (state.iteration + 1) * c.n_epochs,
             "rollout/exploration_rate": self._epsilon(state.iteration),
-            **described(returns, None, mask if samples.mask is None else samples.mask),
+            **described(returns, None, counts),
         }
         nets = unravel(flat)
         metrics |= checkup.look(
@@ -216,6 +217,7 @@ class PQN(Controlled):
             nets,
             lambda nets: values.hidden(c, nets, state.moments, sight.clean(batch.data)),
             c.activation,
+            lambda: checkup.targets(returns, None, counts),
         )
         return state._replace(nets=nets, optimiser=optimiser), Report(metrics)
 

@@ -168,6 +168,7 @@ class REINFORCE:
             nets,
             lambda nets: policy.hidden(c, nets, state.moments, episodes),
             c.activation,
+            lambda: checkup.targets(returns, None, episodes.mask),
         )
         return state._replace(nets=nets, optimiser=new.state), Report(metrics)
 
@@ -205,6 +206,7 @@ def loss(
         total = total + c.vf_coef * value_loss
         metrics |= {
             "train/value_loss": value_loss,
+            "train/value_loss_root": jnp.sqrt(jax.lax.stop_gradient(value_loss)),
             "train/explained_variance": explained_variance(value, returns, mask),
         }
     return total, {"train/loss": total, **metrics}

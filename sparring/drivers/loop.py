@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -15,9 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparring import actor
 from sparring.actor import Episodes
-from sparring.config import Schedule
 from sparring.drivers.platform import once_options
-from sparring.drivers.statistics import of_normaliser, statistics
+from sparring.drivers.statistics import OF_BATCH, of_batch, of_episodes, of_normaliser, of_rollout
 from sparring.nets import checkup
 from sparring.ops import keys
 from sparring.ops.seam import block
@@ -136,7 +135,7 @@ def learn_from(
 
     def update(train: Any, now: tuple[Batch, Key]) -> tuple[Any, Metrics]:
         batch, key = now
-        train, report = block(partial(_update, algo))(train, batch, keys.several(key, 2)[1])
+        train, report = _update(algo, train, batch, keys.several(key, 2)[1])
         return train, report.metrics
 
     each = _update_keys(algo, keys.consumer(key, iteration, keys.UPDATE))
@@ -167,8 +166,9 @@ def _absorbed(
     mean, length, count = actor.window_mean(episodes)
     metrics = {
         **metrics,
-        **statistics(algo.spec, rollout, *_normaliser(algo, learner.train)),
+        **of_rollout(algo, learner.train, rollout),
         **of_normaliser(train),
+        **of_episodes(algo, learner.train, episodes),
         "rollout/ep_rew_mean": mean,
         "rollout/ep_len_mean": length,
         "rollout/window_episodes": count,
@@ -177,17 +177,6 @@ def _absorbed(
         **actor.shaped_means(episodes),
     }
     return learner._replace(train=train, episodes=episodes), metrics
-
-
-def _normaliser(algo: Algorithm, train: Any) -> tuple[Any, Any]:
-    """What observations were normalised by, and the bound of it; None for an agent that has none."""
-    moments = getattr(train, "moments", None)
-    bound = getattr(algo.config, "clip_obs", None)
-    if moments is None or bound is None:
-        return None, None
-    if isinstance(bound, Schedule):
-        bound = bound.at(train.iteration / algo.horizon)  # type: ignore[attr-defined]
-    return moments, bound
 
 
 _mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
@@ -222,7 +211,9 @@ def _divided(batch: Batch) -> Batch:
 
 
 def _update(algo: Algorithm, train: Any, batch: Batch, key: Key) -> tuple[Any, Report]:
-    return algo.update(train, _divided(batch), key)
+    """The update, and beside it what its batch looked like."""
+    new, report = block(lambda train, batch, key: algo.update(train, _divided(batch), key))(train, batch, key)
+    return new, report._replace(metrics=report.metrics | of_batch(algo, train, batch))
 
 
 def updates(
@@ -235,7 +226,7 @@ def updates(
         now = memory._replace(live=live)
         sample_key, update_key = keys.several(key, 2)
         batch = replay.sample(now, sample_key)
-        train, report = block(partial(_update, algo))(train, batch, update_key)
+        train, report = _update(algo, train, batch, update_key)
         return train, replay.feedback(now, batch, report), report.metrics
 
     def all_of_them(train: Any, live: Any) -> tuple[Any, Any, Metrics]:
@@ -261,6 +252,6 @@ def updates(
 def _summary(name: str, trace: jax.Array) -> jax.Array:
     """One number for all updates: the last of a count or a look inside, the largest of a maximum, or the
     mean."""
-    if jnp.issubdtype(trace.dtype, jnp.integer) or name in checkup.NAMES:
+    if jnp.issubdtype(trace.dtype, jnp.integer) or name in checkup.NAMES + OF_BATCH:
         return trace[-1]
     return jnp.max(trace) if name.endswith("_max") else jnp.mean(trace)

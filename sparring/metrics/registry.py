@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 TIMESTEPS = "time/total_timesteps"
 
 METRICS: dict[str, str] = {
     "rollout/ep_rew_mean": "Mean return of the last `stats_window_size` finished episodes; absent until the "
     "first has finished.",
     "rollout/ep_len_mean": "Mean length of the same episodes, in steps.",
+    "rollout/ep_returns_<q>": "How the returns of the same episodes are spread: `<q>` is min, p5, p50, p95 "
+    "or max, here and below; measured about 200 times in a run.",
     "rollout/shaped_rew_mean_1": "Mean of the same returns as head 1 is rewarded; `_2` for head 2 (GDI).",
     "rollout/episodes": "Episodes finished since training began.",
     "rollout/window_episodes": "Finished episodes in the window so far; at most `stats_window_size`.",
@@ -51,6 +55,7 @@ METRICS: dict[str, str] = {
     "train/std": "Mean standard deviation of a continuous policy.",
     "train/td_error": "Mean distance of values from their targets.",
     "train/value_loss": "Mean value loss of the last update.",
+    "train/value_loss_root": "Square root of the value loss: the typical error in units of the value.",
     "train/v_loss_1": "Value loss of head 1; `_2` and so on for the others (GDI).",
     "train/q_loss_1": "Action-value loss of head 1, likewise.",
     "train/pi_loss_1": "Policy loss of head 1, likewise.",
@@ -88,21 +93,33 @@ METRICS: dict[str, str] = {
     "ended in the rollout, or the last such mean.",
     "env/<name>_mean": "Mean of the same number over the steps of an episode that had it.",
     "env/<name>_last": "The same number in the last step of an episode that had it.",
-    "stats/action_saturation": "Share of action entries within 1 % of a bound, in the rollout.",
+    "stats/action_saturation": "Share of action entries within 1 % of a bound, in the rollout. This and all "
+    "that is said of a rollout below is said of a replayed batch, about 200 times in a run, where rollouts "
+    "have fewer than 32 steps.",
+    "stats/action_share_<i>": "Share of option `<i>` among those chosen in the rollout, 18 options at most; "
+    "measured about 200 times in a run.",
     "stats/action_top_share": "Share of the option that was chosen most often, in the rollout.",
     "stats/advantage_bias": "Absolute mean of the advantages over their deviation, before standardisation.",
     "stats/advantage_max": "Largest absolute advantage before standardisation, in the critic's scale.",
+    "stats/advantages_<q>": "How the advantages are spread before standardisation, in the critic's scale; "
+    "measured about 200 times in a run.",
     "stats/dead_units": "Share of hidden units that are never active or, with tanh and sigmoid, always "
     "saturated; measured about 200 times in a run.",
     "stats/entropy_relative": "Entropy of a policy of choices as a share of the largest possible one.",
     "stats/feature_rank": "Singular values of the last hidden layer above 1 % of the largest, as a share of "
     "all; measured about 200 times in a run, on a CPU.",
+    "stats/obs_<i>_max": "Largest value of entry `<i>` of the rollout's raw observations, which are flat and "
+    "have at most 32 entries; measured about 200 times in a run.",
+    "stats/obs_<i>_mean": "Mean of the same entry.",
+    "stats/obs_<i>_min": "Smallest value of the same entry.",
+    "stats/obs_<i>_std": "Deviation of the same entry.",
     "stats/obs_abs_max": "Largest absolute entry of the rollout's observations, as the network sees them.",
     "stats/obs_clipped": "Share of normalised observation entries at the bound `clip_obs`.",
     "stats/obs_std_max": "Largest deviation of an observation's entry over the rollout, as the network sees "
     "it.",
     "stats/obs_std_min": "Smallest deviation of an observation's entry over the rollout, as the network sees "
     "it.",
+    "stats/param_norm": "Norm of all parameters after the update; measured about 200 times in a run.",
     "stats/priority_ess": "Effective share of a prioritised replay, (Σp)² / (N Σp²), from the batch.",
     "stats/q_abs_max": "Largest absolute value of the actions in the batch.",
     "stats/q_disagreement": "Mean distance of the first two critics over the deviation of their mean.",
@@ -113,10 +130,13 @@ METRICS: dict[str, str] = {
     "stats/reward_mean": "Mean reward of the rollout's steps.",
     "stats/reward_nonzero": "Share of the rollout's steps with a reward other than 0.",
     "stats/reward_std": "Deviation of the rollout's rewards.",
+    "stats/rewards_<q>": "How the rollout's rewards are spread; measured about 200 times in a run.",
     "stats/terminated_share": "Share of ended episodes that terminated; -1 when none ended in the rollout.",
     "stats/update_size": "‖Δθ‖ / ‖θ‖ of the iteration's update, or of its last one where it has several; "
     "measured about 200 times in a run.",
     "stats/value_target_max": "Largest absolute value target, in the critic's scale.",
+    "stats/value_targets_<q>": "How the value targets are spread, in the critic's scale; measured about 200 "
+    "times in a run.",
     "async/staleness": "Updates between acting and learning, mean over an iteration's chunks.",
     "async/queue": "Chunks of steps that waited for the learner when it took some.",
     "async/samples_per_insert": "Steps learned from per step collected, since the process began.",
@@ -127,9 +147,35 @@ METRICS: dict[str, str] = {
 
 EPISODIC = ("rollout/ep_", "rollout/shaped_")
 """How metrics of finished episodes begin; they are absent before the first."""
-SPARSE = frozenset({"stats/update_size", "stats/dead_units", "stats/feature_rank"})
+LOOKED_AT = frozenset(
+    {
+        "stats/update_size",
+        "stats/param_norm",
+        "stats/dead_units",
+        "stats/feature_rank",
+        "stats/action_saturation",
+        "stats/action_top_share",
+        "stats/obs_abs_max",
+        "stats/obs_clipped",
+        "stats/obs_std_max",
+        "stats/obs_std_min",
+        "stats/reward_mean",
+        "stats/reward_nonzero",
+        "stats/reward_std",
+        "stats/terminated_share",
+    }
+)
+"""What looks inside an update find: at networks or, where rollouts are short, at a sampled batch."""
+SPREAD = ("min", "p5", "p50", "p95", "max")
+"""How the names of numbers end that tell how something is spread."""
+SPREADS = ("rollout/ep_returns", "stats/rewards", "stats/advantages", "stats/value_targets")
+SPARSE = LOOKED_AT.union(
+    (f"{name}_{what}" for name in SPREADS for what in SPREAD),
+    (f"stats/obs_{i}_{what}" for i in range(32) for what in ("min", "mean", "max", "std")),
+    (f"stats/action_share_{i}" for i in range(18)),
+)
 """Metrics that are NaN in an iteration in which nobody looked."""
-OF_UPDATES = SPARSE | {
+OF_UPDATES = LOOKED_AT | {
     "stats/priority_ess",
     "stats/q_abs_max",
     "stats/q_disagreement",
@@ -145,4 +191,6 @@ def meaning(name: str) -> str:
     """One line about a metric; empty for a name of the user's own."""
     if name.startswith("env/"):
         return METRICS.get(f"env/<name>_{name.rpartition('_')[2]}", "")
-    return METRICS.get(name, "")
+    start, _, end = name.rpartition("_")
+    ways = (name, f"{start}_<q>" if end in SPREAD else "", re.sub(r"_\d+", "_<i>", name))
+    return next((METRICS[way] for way in ways if way in METRICS), "")

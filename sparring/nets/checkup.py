@@ -1,4 +1,5 @@
-"""A look inside the networks, about 200 times in a run: size of an update, dead units, rank of the features.
+"""A look inside the networks, about 200 times in a run: size of parameters and of an update, dead units, rank
+of the features, and how what was learned from is spread.
 
 Between looks the numbers are NaN, which drivers and sessions take for "not measured".
 """
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sparring.types import Metrics
@@ -26,7 +28,10 @@ SATURATED = 0.99
 """Share of its range beyond which a bounded unit passes hardly any gradient."""
 SMALL = 0.01
 """Singular values below this share of the largest do not count for the rank (Kumar et al. 2021)."""
-NAMES = ("stats/update_size", "stats/dead_units", "stats/feature_rank")
+NAMES = ("stats/update_size", "stats/param_norm", "stats/dead_units", "stats/feature_rank")
+THINNED = 2048
+"""Values of which quantiles are taken, at most; smallest and largest are of all."""
+QUANTILES = {"min": 0.0, "p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 
 Layers = Sequence[Sequence[Array]]
 """Of each network, what its hidden layers put out, [N, O]."""
@@ -39,17 +44,31 @@ def due(iteration: Any, horizon: Any) -> Bool[Array, ""]:
     return (iteration + 1) % every.astype(jnp.int32) == 0
 
 
-def look(
-    when: Bool[Array, ""], before: Any, after: Any, layers: Callable[[Any], Layers], bounded: str = ""
-) -> Metrics:
-    """The three numbers of parameters before and after an update, or NaN; `layers` takes those before.
+def looked(when: Bool[Array, ""], measured: Callable[[], Metrics]) -> Metrics:
+    """What `measured` finds, or NaN when it is not the time to look."""
+    shapes = jax.eval_shape(measured)
+    missing = {name: jnp.full(s.shape, jnp.nan, s.dtype) for name, s in shapes.items()}
+    return jax.lax.cond(when, measured, lambda: missing) if shapes else {}
 
-    Without hidden layers the size of the update is all there is. `bounded` names the activation.
+
+def look(
+    when: Bool[Array, ""],
+    before: Any,
+    after: Any,
+    layers: Callable[[Any], Layers],
+    bounded: str = "",
+    spreads: Callable[[], Metrics] = dict,
+) -> Metrics:
+    """The numbers of parameters before and after an update, or NaN; `layers` takes those before.
+
+    Without hidden layers the sizes are all there is. `bounded` names the activation; `spreads` adds what it
+    finds.
     """
 
     def measured() -> Metrics:
         hidden = layers(before)
-        found = {"stats/update_size": change(before, after)}
+        norm = jnp.sqrt(_squares(jax.tree.leaves(after)))
+        found = {"stats/update_size": change(before, after), "stats/param_norm": norm, **spreads()}
         if any(hidden):
             found["stats/dead_units"] = dead_share(hidden, bounded)
         # Eigenvalues are slow on an accelerator, where several seeds would look in every iteration.
@@ -57,20 +76,41 @@ def look(
             found["stats/feature_rank"] = rank_share([net[-1] for net in hidden if net])
         return found
 
-    shapes = jax.eval_shape(measured)
-    missing = {name: jnp.full(s.shape, jnp.nan, s.dtype) for name, s in shapes.items()}
-    return jax.lax.cond(when, measured, lambda: missing)
+    return looked(when, measured)
+
+
+def spread(name: str, x: Array, mask: Array | None = None) -> Metrics:
+    """Smallest, largest and some quantiles of the values that count, as numpy interpolates; NaN of none."""
+    flat = x.astype(jnp.float32).reshape(-1)
+    flat = flat if mask is None else jnp.where(mask.reshape(-1), flat, jnp.inf)
+    some = flat[:: -(-flat.shape[0] // THINNED)]
+    ordered = jnp.sort(some)
+    count: Any = some.shape[0] if mask is None else jnp.sum(ordered < jnp.inf)
+    place = np.array(list(QUANTILES.values()), np.float32) * jnp.maximum(count - 1, 0)
+    below, above = (edge(place).astype(jnp.int32) for edge in (jnp.floor, jnp.ceil))
+    values = ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    found = dict(zip(QUANTILES, values, strict=True))
+    if some.shape != flat.shape:
+        most = jnp.max(flat if mask is None else jnp.where(flat < jnp.inf, flat, -jnp.inf))
+        found |= {"min": jnp.min(flat), "max": most}
+    return {f"{name}_{what}": jnp.where(count > 0, value, jnp.nan) for what, value in found.items()}
+
+
+def targets(returns: Array, advantage: Array | None, mask: Array | None) -> Metrics:
+    """How value targets and, before they are standardised, advantages are spread."""
+    found = spread("stats/value_targets", returns, mask)
+    return found if advantage is None else found | spread("stats/advantages", advantage, mask)
 
 
 def change(before: Any, after: Any) -> Float[Array, ""]:
     """‖Δθ‖ / ‖θ‖ over all parameters."""
-
-    def squares(trees: list[Array]) -> Array:
-        return sum((jnp.sum(jnp.square(x)) for x in trees), jnp.zeros(()))
-
     old, new = jax.tree.leaves(before), jax.tree.leaves(after)
-    moved = squares([b - a for a, b in zip(old, new, strict=True)])
-    return jnp.sqrt(moved / jnp.maximum(squares(old), 1e-12))
+    moved = _squares([b - a for a, b in zip(old, new, strict=True)])
+    return jnp.sqrt(moved / jnp.maximum(_squares(old), 1e-12))
+
+
+def _squares(leaves: list[Array]) -> Float[Array, ""]:
+    return sum((jnp.sum(jnp.square(x)) for x in leaves), jnp.zeros(()))
 
 
 def dead_share(hidden: Layers, activation: str = "") -> Float[Array, ""]:

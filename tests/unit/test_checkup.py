@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparring.metrics.registry import OF_UPDATES, SPARSE
+from sparring.metrics.registry import OF_UPDATES, SPARSE, SPREAD, meaning
 from sparring.nets import checkup
 from sparring.session import POINTS, measured
 
@@ -51,7 +51,7 @@ def test_looks_fall_on_iterations_that_are_kept(total: int) -> None:
 
 
 def test_what_was_not_looked_at_is_left_out() -> None:
-    assert frozenset(checkup.NAMES) == SPARSE
+    assert frozenset(checkup.NAMES) <= SPARSE
     assert checkup.KEPT == POINTS
     values = {"stats/update_size": float("nan"), "train/n_updates": 3.0, "stats/q_abs_max": 1.0}
     assert measured(values) == {"train/n_updates": 3.0, "stats/q_abs_max": 1.0}
@@ -67,4 +67,29 @@ def test_a_look_that_is_not_due_is_nan() -> None:
     for when in (True, False):
         found = checkup.look(jnp.bool_(when), params, 2 * params, lambda _: [[jnp.ones((4, 2))]], "relu")
         assert set(found) == set(checkup.NAMES)
+        assert not when or float(found["stats/param_norm"]) == pytest.approx(12**0.5)
         assert all(bool(jnp.isnan(x)) != when for x in found.values())
+
+
+@pytest.mark.parametrize("count", [1, 2, 37, 5000])
+def test_a_spread_is_numpys(count: int) -> None:
+    x, mask = random.normal(size=count).astype(np.float32), np.ones(count, bool)
+    if count == 37:
+        mask = random.random(count) < 0.5
+        x[~mask] = np.nan
+    found = checkup.spread("x", jnp.asarray(x), jnp.asarray(mask) if count == 37 else None)
+    kept = x[mask]
+    assert list(found) == [f"x_{what}" for what in SPREAD]
+    assert float(found["x_min"]) == kept.min()
+    assert float(found["x_max"]) == kept.max()
+    thinned = kept if count <= checkup.THINNED else x[:: -(-count // checkup.THINNED)]
+    for what, share in list(checkup.QUANTILES.items())[1:-1]:
+        assert float(found[f"x_{what}"]) == pytest.approx(np.quantile(thinned, share), rel=1e-4, abs=1e-5)
+
+
+def test_nothing_has_no_spread_and_every_spread_has_a_meaning() -> None:
+    found = checkup.targets(jnp.ones(3), jnp.ones(3), jnp.zeros(3, bool))
+    assert all(bool(jnp.isnan(x)) for x in found.values())
+    assert set(found) < SPARSE
+    assert all(meaning(name) for name in SPARSE)
+    assert meaning("stats/obs_12_std") == meaning("stats/obs_<i>_std")
