@@ -96,6 +96,8 @@ LIKE = {
     ("gdi", "truncating"),
     ("dqn", "recurrent"),
     ("ppo", "masked"),
+    ("ppo", "normalised"),
+    ("crossq", "stack and gSDE"),
 }
 """Pairs whose parts are all in others, too: only `make exhaustive` runs them."""
 
