@@ -40,6 +40,8 @@ def one(algorithm: str, env: str, reward: float, seed: int, out: Path, scratch: 
     folder = scratch / out.stem
     launch.train(launch.plan(algorithm, env, (seed,), values=values), run_dir=folder)
     run = directory.find(folder)
+    if run.read_status().state != "finished":
+        sys.exit(f"{algorithm} seed {seed} was interrupted: delete {folder} and start again.")
     scores = sqlite.read(run.metrics, "eval/mean_reward")
     reached = [int(step) for step, score in zip(scores.steps, scores.values, strict=True) if score >= reward]
     wall, shares = performance.total(performance.recorded(run.metrics))

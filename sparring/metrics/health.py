@@ -478,6 +478,7 @@ ANY = "*"
 ALWAYS = frozenset(
     {
         "rollout/ep_rew_mean",
+        "rollout/episodes",
         "rollout/ep_len_mean",
         "train/learning_rate",
         "train/n_updates",

@@ -22,6 +22,8 @@ LOSSES = ("train/value_loss", "train/critic_loss")
 VALUES = ("stats/value_target_max", *LOSSES)
 SIGNIFICANT = 2.0
 """Standard errors by which a bandit's best arm must stand out to be known as better."""
+SEVERAL = 3
+"""Episodes that must have ended for a mean length that stands still to say that all are alike."""
 HEADS = r"train/entropy_\d+"
 COMPONENTS = r"env/.*reward.*_sum"
 WAITS = r"time/(transfer|evaluation|checkpoint|other)"
@@ -368,8 +370,9 @@ def _limit_is_terminal(window: Window) -> Reading | None:
     if share is None or lengths is None:
         return None
     share = share[share >= 0]  # -1: no episode ended
-    if not len(share):
-        return None
+    finished = window.values("rollout/episodes")
+    if not len(share) or (finished is not None and finished[-1] - finished[0] < SEVERAL):
+        return None  # too few have ended for a mean that stands still to say anything
     constant = float(np.ptp(lengths)) < 1e-6 * max(float(lengths.max()), 1.0) and lengths[-1] > 2
     words = f"all episodes last {lengths[-1]:.0f} steps and {share[-1]:.0%} of them end as terminated"
     return Reading(float(share.mean()) if constant else 0.0, words)

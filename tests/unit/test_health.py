@@ -101,6 +101,13 @@ def test_a_healthy_run_raises_nothing_but_that_it_still_improves() -> None:
     assert {alert.rule.key for alert in engine.alerts} == {"R27.still_improving"}
 
 
+def test_a_mean_length_that_stands_still_because_nothing_ended_says_nothing() -> None:
+    fault = {"rollout/ep_len_mean": 200.0, "stats/terminated_share": 1.0}
+    for per_record, raised in ((0.1, False), (1.0, True)):
+        engine = engine_after({**fault, "rollout/episodes": lambda i, per=per_record: 50.0 + per * i})
+        assert ("R21.limit_is_terminal" in alarms(engine)) == raised
+
+
 FLAT = {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3), "rollout/ep_len_mean": lambda i: 20.0 + (i % 3)}
 LEARNING: Edit = {"train/n_updates": lambda i: 8.0 * (i + 1), "time/iterations": lambda i: i + 1.0}
 FAULTS: dict[str, Edit] = {
