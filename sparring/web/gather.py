@@ -186,11 +186,12 @@ def gather(runs: Sequence[RunDirectory]) -> Story:
 def _choices(run: int, table: Mapping[str, list[Curve]]) -> Iterable[Choices]:
     """What the bandit of a run chose, by coordinate, and how good it took each cell to be."""
     cells: dict[tuple[str, str], list[Curve]] = {}
-    for name in sorted(table, reverse=True):  # probabilities first
+    for name in sorted(table):
         match = CELL.fullmatch(name)
         if match is not None and table[name]:
-            cells.setdefault((match[1], match[2]), []).insert(0, table[name][0])
-    for (kind, coordinate), curves in cells.items():
+            cells.setdefault((match[1], match[2]), []).append(table[name][0])
+    for kind, coordinate in sorted(cells, key=lambda each: (each[0] != "probability", each[1])):
+        curves = cells[kind, coordinate]
         length = min(len(curve.steps) for curve in curves)
         places = np.unique(np.linspace(0, length - 1, min(length, MOST_COLUMNS)).astype(int))
         values = np.nan_to_num(np.stack([curve.values[places] for curve in curves]))
