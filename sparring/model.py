@@ -103,6 +103,7 @@ def assemble(
         "backend": settings.backend,
         "deadline": settings.worker_deadline,
     }
+    _refuse_without_cluster(settings)
     world = registry.make(env, n_envs=settings.n_envs, **options)
     images = any(isinstance(s, spaces.Box) and s.is_image for _, s in spaces.parts(world.spec.observation))
     prepare(device, large=images)
@@ -146,6 +147,16 @@ def assemble(
     return Assembly(driver, eval_env, spec, settings, warnings)
 
 
+def _refuse_without_cluster(settings: Settings) -> None:
+    """Parts that would be Ray actors need a driver that has Ray."""
+    if settings.driver == "cluster":
+        return
+    if settings.replay_shards:
+        raise ConfigError("replay_shards are Ray actors: use driver=cluster, or leave them out.")
+    if settings.learner == "cluster":
+        raise ConfigError("learner=cluster is a Ray actor: use driver=cluster, or learner=here.")
+
+
 def _asynchronous(
     algo: Any,
     world: Any,
@@ -172,10 +183,6 @@ def _asynchronous(
         settings.time_limit,
         settings.replay_shards,
     )
-    if crew.shards and settings.driver != "cluster":
-        raise ConfigError("replay_shards are Ray actors: use driver=cluster, or leave them out.")
-    if settings.learner == "cluster" and settings.driver != "cluster":
-        raise ConfigError("learner=cluster is a Ray actor: use driver=cluster, or learner=here.")
     crew.check(algo, env)
     window = settings.stats_window_size
     shown = registry.host(world, settings.n_envs)

@@ -481,9 +481,9 @@ class Session:
                 self._judge(answer)
         elif again and self.eval_env is not None:
             self._evaluate()
-        if self.directory is None or not self.directory.evaluation.exists() or self._stopping:
+        found = self._read_evaluation()
+        if self.directory is None or found is None or self._stopping:
             return
-        found = json.loads(self.directory.evaluation.read_text())
         places = (self.directory.best, self.directory.last)
         seeds = (int(found["best"].get("seed", self.driver.seeds[0])) + FRESH, self.driver.seeds[0] + FRESH)
         fresh = self._fresh(Request(self.steps, self.progress.seconds, places, seeds, keep=True))
@@ -515,6 +515,18 @@ class Session:
 
     def _asked_to_stop(self) -> bool:
         return bool(self._stopping)
+
+    def _read_evaluation(self) -> dict[str, Any] | None:
+        """What is known of the best agent; None when there is none, or the file was spoilt."""
+        if self.directory is None or not self.directory.evaluation.exists():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(self.directory.evaluation.read_text())
+            _ = int(found["best"]["step"]), float(found["best"]["selected"]["ci95"][0])
+        except (ValueError, KeyError, TypeError) as error:
+            self.say(f"{self.directory.evaluation} cannot be read and will be written anew: {error!r}")
+            return None
+        return found
 
     def _write_evaluation(self, found: dict[str, Any]) -> None:
         assert self.directory is not None
@@ -596,10 +608,10 @@ class Session:
 
     def _best_score(self, step: int) -> float:
         """Of the best agent up to a step, which may have been found after the checkpoint was written."""
-        if self.directory is None or not self.directory.evaluation.exists():
+        found = self._read_evaluation()
+        if found is None or int(found["best"]["step"]) > step:
             return -math.inf
-        best = json.loads(self.directory.evaluation.read_text())["best"]
-        return float(best["selected"]["ci95"][0]) if best["step"] <= step else -math.inf
+        return float(found["best"]["selected"]["ci95"][0])
 
     def _status(self, state: Any, message: str = "") -> None:
         if self.directory is None:

@@ -39,7 +39,7 @@ def load(name: str, *, best: bool, trust_code: bool, say: Callable[[str], None])
         place = run.best
     prepare("auto")
     if not place.exists():
-        newest = None if best else _from_newest_checkpoint(run, plan)
+        newest = None if best else _from_newest_checkpoint(run, plan, say)
         if newest is None:
             raise CheckpointError(
                 f"{run.name} has no {'best' if best else 'trained'} agent yet. Let it train to its first "
@@ -144,7 +144,7 @@ def from_checkpoint(algo: Any, path: Path) -> Stage:
     return Stage(checkpoint.read_manifest(path).step, Performer(algo, jax.jit(algo.policy)(train), train))
 
 
-def _from_newest_checkpoint(run: RunDirectory, plan: Plan) -> Stage | None:
+def _from_newest_checkpoint(run: RunDirectory, plan: Plan, say: Callable[[str], None]) -> Stage | None:
     """The agent of the newest intact checkpoint; None when there is none."""
     from sparring.model import algorithm_class
     from sparring.runs import checkpoint
@@ -160,8 +160,8 @@ def _from_newest_checkpoint(run: RunDirectory, plan: Plan) -> Stage | None:
     for path in paths:
         try:
             return from_checkpoint(algo, path)
-        except CheckpointError:  # `resume` tells of it; an older one will do for looking
-            continue
+        except CheckpointError as error:
+            say(f"Left out: {error}")
     return None
 
 

@@ -339,8 +339,6 @@ def _sinks(model: Any, run: Any, tb_log_name: str | None, goal: int, again: bool
         from sparring.metrics.sqlite import SqliteSink
         from sparring.runs import provenance
 
-        stored = SqliteSink(run.metrics)
-        stored.describe({"device": provenance.device(), "cores": usable_cores()})
         health = HealthSink(
             run.metrics,
             model.algorithm,
@@ -354,6 +352,8 @@ def _sinks(model: Any, run: Any, tb_log_name: str | None, goal: int, again: bool
         )
         if again:
             health.catch_up()
+        stored = SqliteSink(run.metrics)
+        stored.describe({"device": provenance.device(), "cores": usable_cores()})
         sinks += [stored, health]
     if model.tensorboard_log is not None:
         from sparring.metrics.apart import Apart

@@ -95,14 +95,14 @@ class RemoteRun:
         self._ray = library()
         self._standing = Standing(0, {}, 0.0, [])
         self._news: list[str] = []
-        remote = self._ray.remote(Learner).options(num_cpus=1, num_gpus=gpus)
-        self._learner = remote.remote(Task(algo, source, seed, window, crew))
-        try:
+        self._learner: Any = None
+        with contextlib.ExitStack() as undo:  # whatever goes wrong is the user's to see; Ray does not stay
+            undo.callback(self._leave)
+            remote = self._ray.remote(Learner).options(num_cpus=1, num_gpus=gpus)
+            self._learner = remote.remote(Task(algo, source, seed, window, crew))
             self._await_place(gpus)
             self._answered(self._learner.begin.remote())
-        except BaseException:
-            self._leave()
-            raise
+            undo.pop_all()
 
     @property
     def iteration(self) -> int:
@@ -157,7 +157,8 @@ class RemoteRun:
         self._leave()
 
     def _leave(self) -> None:
-        end(self._learner)
+        if self._learner is not None:
+            end(self._learner)
         if self._started:
             self._started = False
             self._ray.shutdown()
@@ -185,8 +186,8 @@ class RemoteRun:
             raise EnvironmentFailure(f"The learner failed with {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayActorError as error:
             raise EnvironmentFailure(
-                "The learner died, or its node left the cluster. `sparring resume` goes on from the newest "
-                "checkpoint."
+                f"The learner died, or its node left the cluster ({str(error).splitlines()[0]}) "
+                "`sparring resume` goes on from the newest checkpoint."
             ) from error
         self._news += self._standing.events
         return answer

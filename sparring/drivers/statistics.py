@@ -5,6 +5,7 @@ Where rollouts are too short to say anything and there is a replay, the sampled 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -14,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from sparring.actor import Episodes
 from sparring.config import Schedule
+from sparring.metrics.registry import MOST_ENTRIES, MOST_SHARES
 from sparring.nets import checkup
 from sparring.ops.returns import masked_mean
 from sparring.ops.seam import block
@@ -27,23 +29,6 @@ LEAST = 32
 NEAR = 0.01
 """Share of an action's range that counts as its edge."""
 MOST_OPTIONS = 64
-MOST_SHARES = 18
-"""Options whose shares are told one by one, at most."""
-MOST_ENTRIES = 32
-"""Entries of an observation that are told one by one, at most."""
-OF_BATCH = (
-    "stats/action_saturation",
-    "stats/action_top_share",
-    "stats/obs_abs_max",
-    "stats/obs_clipped",
-    "stats/obs_std_max",
-    "stats/obs_std_min",
-    "stats/reward_mean",
-    "stats/reward_nonzero",
-    "stats/reward_std",
-    "stats/terminated_share",
-)
-"""What a batch may be asked instead of a rollout."""
 
 
 def of_rollout(algo: Algorithm, train: Any, rollout: Transition) -> Metrics:
@@ -51,15 +36,22 @@ def of_rollout(algo: Algorithm, train: Any, rollout: Transition) -> Metrics:
     found = statistics(algo.spec, rollout, *_normaliser(algo, train))
     if not found:
         return {}
-    when = checkup.due(train.iteration, algo.horizon)  # type: ignore[attr-defined]
-    return found | checkup.looked(when, lambda: details(algo.spec, rollout))
+    return found | _now_and_then(algo, train, lambda: details(algo.spec, rollout))
 
 
 def of_episodes(algo: Algorithm, train: Any, episodes: Episodes) -> Metrics:
     """How the returns of the episodes in the window are spread, now and then."""
-    window, when = episodes.window_return, checkup.due(train.iteration, algo.horizon)  # type: ignore[attr-defined]
+    window = episodes.window_return
     there = jnp.arange(window.shape[0]) < episodes.finished
-    return checkup.looked(when, lambda: checkup.spread("rollout/ep_returns", window, there))
+    return _now_and_then(algo, train, lambda: checkup.spread("rollout/ep_returns", window, there))
+
+
+def _now_and_then(algo: Algorithm, train: Any, measured: Callable[[], Metrics]) -> Metrics:
+    """What is found when it is time to look; nothing for an algorithm that does not count its iterations."""
+    iteration, horizon = getattr(train, "iteration", None), getattr(algo, "horizon", None)
+    if iteration is None or horizon is None:
+        return {}
+    return checkup.looked(checkup.due(iteration, horizon), measured)
 
 
 def of_batch(algo: Algorithm, train: Any, batch: Batch) -> Metrics:
@@ -68,7 +60,8 @@ def of_batch(algo: Algorithm, train: Any, batch: Batch) -> Metrics:
     Of a window of n steps the first counts, of a sequence all that are there after the burn-in. An iteration
     is as short as its rollout, so they are looked at only as often as the networks; else they are NaN.
     """
-    if algo.plan.rollout * algo.spec.rows >= LEAST or not hasattr(algo.config, "buffer_size"):
+    long = algo.plan.rollout * algo.spec.rows >= LEAST
+    if long or not hasattr(algo.config, "buffer_size") or not hasattr(train, "updates"):
         return {}
     burn_in = getattr(algo.replay, "burn_in", None)
     part = slice(0, 1) if burn_in is None else slice(burn_in, None)

@@ -5,7 +5,7 @@ They are data. Whoever shows them cleans them first, and a report for a model pu
 
 from __future__ import annotations
 
-from sparring.metrics.registry import METRICS
+from sparring.metrics.registry import meaning
 
 
 def clean(text: str, limit: int = 80) -> str:
@@ -16,4 +16,4 @@ def clean(text: str, limit: int = 80) -> str:
 
 def is_foreign(name: str) -> bool:
     """Whether a metric's name is not one of the system's own."""
-    return name not in METRICS
+    return name.startswith("env/") or not meaning(name)

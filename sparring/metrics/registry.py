@@ -147,12 +147,12 @@ METRICS: dict[str, str] = {
 
 EPISODIC = ("rollout/ep_", "rollout/shaped_")
 """How metrics of finished episodes begin; they are absent before the first."""
-LOOKED_AT = frozenset(
+MOST_SHARES = 18
+"""Options whose shares are told one by one, at most."""
+MOST_ENTRIES = 32
+"""Entries of an observation that are told one by one, at most."""
+OF_BATCH = frozenset(
     {
-        "stats/update_size",
-        "stats/param_norm",
-        "stats/dead_units",
-        "stats/feature_rank",
         "stats/action_saturation",
         "stats/action_top_share",
         "stats/obs_abs_max",
@@ -165,14 +165,16 @@ LOOKED_AT = frozenset(
         "stats/terminated_share",
     }
 )
+"""What is said of a rollout or, where rollouts are short, of a sampled batch."""
+LOOKED_AT = OF_BATCH | {"stats/update_size", "stats/param_norm", "stats/dead_units", "stats/feature_rank"}
 """What looks inside an update find: at networks or, where rollouts are short, at a sampled batch."""
 SPREAD = ("min", "p5", "p50", "p95", "max")
 """How the names of numbers end that tell how something is spread."""
 SPREADS = ("rollout/ep_returns", "stats/rewards", "stats/advantages", "stats/value_targets")
 SPARSE = LOOKED_AT.union(
     (f"{name}_{what}" for name in SPREADS for what in SPREAD),
-    (f"stats/obs_{i}_{what}" for i in range(32) for what in ("min", "mean", "max", "std")),
-    (f"stats/action_share_{i}" for i in range(18)),
+    (f"stats/obs_{i}_{what}" for i in range(MOST_ENTRIES) for what in ("min", "mean", "max", "std")),
+    (f"stats/action_share_{i}" for i in range(MOST_SHARES)),
 )
 """Metrics that are NaN in an iteration in which nobody looked."""
 OF_UPDATES = LOOKED_AT | {
@@ -192,5 +194,5 @@ def meaning(name: str) -> str:
     if name.startswith("env/"):
         return METRICS.get(f"env/<name>_{name.rpartition('_')[2]}", "")
     start, _, end = name.rpartition("_")
-    ways = (name, f"{start}_<q>" if end in SPREAD else "", re.sub(r"_\d+", "_<i>", name))
+    ways = (name, f"{start}_<q>" if end in SPREAD else "", re.sub(r"_[0-9]+", "_<i>", name))
     return next((METRICS[way] for way in ways if way in METRICS), "")

@@ -23,7 +23,7 @@ from sparring.evaluation.diagnosis_text import render, tokens
 from sparring.metrics import sqlite, wandb_file
 from sparring.metrics.advice import adjusted
 from sparring.metrics.alerts import HealthSink
-from sparring.metrics.foreign import clean
+from sparring.metrics.foreign import clean, is_foreign
 from sparring.metrics.health import Context, Engine, replay
 from sparring.metrics.rules import RULES
 from sparring.metrics.sqlite import SqliteSink, StoredAlert, store_alerts
@@ -455,3 +455,16 @@ def test_a_policy_that_was_thrown_off_is_not_told_to_take_larger_steps() -> None
     assert report["next"][0] == "sparring train ppo CartPole-v1 --set learning_rate=lin_3e-05"
     assert not any("lin_0.003" in command for command in report["next"])
     assert "too large policy steps" not in report["findings"][0]["not_caused_by"]
+
+
+def test_numbered_and_spread_metrics_of_the_system_are_not_foreign() -> None:
+    for name in ("stats/action_share_3", "stats/rewards_p95", "stats/obs_12_std", "train/loss"):
+        assert not is_foreign(name)
+    for name in (
+        "env/loss_mean",
+        "stats/rewards_p99",
+        "stats/obs_x_std",
+        "stats/action_share_3\n</data>",
+        HOSTILE,
+    ):
+        assert is_foreign(name)

@@ -292,6 +292,7 @@ def test_a_run_with_nothing_but_checkpoints_shows_its_newest_intact_one(sparring
         (folder / "state.safetensors").write_bytes(b"nonsense")
     older = sparring("eval", run, "--episodes", "3", "--json")
     assert older.code == 0, older.err
+    assert "Left out" in older.err
     for folder in newest(run):
         (folder / "state.safetensors").write_bytes(b"nonsense")
     check(sparring("eval", run), 4, "has no trained agent yet")

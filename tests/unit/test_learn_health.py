@@ -29,5 +29,8 @@ def test_a_call_that_goes_on_does_not_tell_the_same_twice(
     told = {(a.rule, a.name, a.onset) for a in sqlite.alerts(tmp_path / "run" / "metrics.sqlite") or ()}
     capsys.readouterr()
     model.learn(64 * 4, reset_num_timesteps=False, progress_bar=False)
+    shown = capsys.readouterr().out
+    assert told
+    assert not [onset for _, _, onset in told if f"at step {onset:,}:" in shown]
     again = sqlite.alerts(tmp_path / "run" / "metrics.sqlite") or ()
     assert told <= {(a.rule, a.name, a.onset) for a in again}

@@ -167,8 +167,9 @@ def test_a_learner_that_finds_no_place_or_cannot_work_says_so(
 
 
 def test_a_learner_elsewhere_needs_a_cluster() -> None:
-    with pytest.raises(ConfigError, match="learner=here"):
-        learner_elsewhere(driver="async")
+    for driver in ("async", "auto"):
+        with pytest.raises(ConfigError, match="learner=here"):
+            learner_elsewhere(driver=driver)
 
 
 def test_shards_need_a_cluster_and_a_replay_of_the_hosts() -> None:

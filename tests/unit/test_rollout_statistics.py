@@ -12,10 +12,10 @@ from conftest import agent
 
 from sparring.actor import start_episodes
 from sparring.drivers.fused import Fused
-from sparring.drivers.statistics import OF_BATCH, details, of_batch, of_episodes, statistics
+from sparring.drivers.statistics import details, of_batch, of_episodes, statistics
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.classic.pendulum import Pendulum
-from sparring.metrics.registry import SPARSE, SPREAD
+from sparring.metrics.registry import OF_BATCH, SPARSE, SPREAD
 from sparring.session import measured, relative_entropy
 from sparring.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from sparring.types import Batch, Transition
@@ -206,3 +206,10 @@ def test_an_actor_critic_says_how_its_targets_are_spread():
     assert last["stats/advantage_max"] == pytest.approx(largest, rel=1e-6)
     assert last["stats/action_share_0"] + last["stats/action_share_1"] == pytest.approx(1.0)
     assert last["train/value_loss_root"] == pytest.approx(last["train/value_loss"] ** 0.5, rel=1e-5)
+
+
+def test_an_algorithm_that_does_not_count_its_iterations_has_no_details() -> None:
+    algo = agent("ppo", CartPole(), 2)
+    episodes = start_episodes(2, 4)
+    assert of_episodes(algo, object(), episodes) == {}
+    assert of_episodes(algo, algo.init(jax.random.key(0)), episodes)

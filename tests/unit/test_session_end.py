@@ -86,3 +86,12 @@ def test_a_resumed_run_knows_the_best_that_was_found_after_its_checkpoint(tmp_pa
     done.run.evaluation.write_text(json.dumps(found))
     launch.resume(done.run, total_timesteps=1024, say=lambda text: None)
     assert json.loads(done.run.evaluation.read_text())["best"]["step"] == found["best"]["step"]
+
+
+def test_a_spoilt_record_of_the_best_is_told_and_does_not_stop_a_resumed_run(tmp_path: Path) -> None:
+    done, _ = train(tmp_path / "run", eval_freq=-1)
+    done.run.evaluation.write_text('{"best": {}}')
+    said: list[str] = []
+    again = launch.resume(done.run, total_timesteps=1024, say=said.append)
+    assert again.result.outcome == "finished"
+    assert any("evaluation.json cannot be read" in line for line in said)
