@@ -77,6 +77,7 @@ def learned(name: str, row: dict[str, Any], seed: int, out: Path, scratch: Path)
         "processor": processor(),
         "date": datetime.date.today().isoformat(),
         "cores": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
         "settings": values,
     }
     replace_file(out, [json.dumps(result).encode() + b"\n"])

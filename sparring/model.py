@@ -105,7 +105,7 @@ def assemble(
     }
     _refuse_without_cluster(settings)
     world = registry.make(env, n_envs=settings.n_envs, **options)
-    images = any(isinstance(s, spaces.Box) and s.is_image for _, s in spaces.parts(world.spec.observation))
+    images = spaces.shows_images(world.spec.observation)
     prepare(device, large=images)
     jaxy = registry.is_jax(world)
     rows = settings.n_envs if jaxy else world.spec.rows

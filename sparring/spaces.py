@@ -103,6 +103,11 @@ def parts(space: Space) -> tuple[tuple[str, Space], ...]:
     return space.parts if isinstance(space, Dict) else (("", space),)
 
 
+def shows_images(space: Space) -> bool:
+    """Whether any part of an observation is an image."""
+    return any(isinstance(part, Box) and part.is_image for _, part in parts(space))
+
+
 def event_shape(space: Space) -> tuple[int, ...]:
     """The shape of one array that belongs to the space."""
     match space:

@@ -345,9 +345,8 @@ class Async(Host):
 
     def _publish(self) -> None:
         assert self._slot is not None
-        weights = self._ahead[0] if self._ahead is not None else self._policy(self.algo, self.learner.train)
         bandit = None if self.actor.control is None else self.actor.control.state
-        now = Snapshot(list(weights), self._floats, bandit)
+        now = Snapshot(list(self.weights()), self._floats, bandit)
         # Copies: the learner's own arrays are given away to its next update.
         self._slot.publish(self.iteration, {name: np.array(x) for name, x in tree.flatten(now).items()})
 

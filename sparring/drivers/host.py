@@ -25,9 +25,11 @@ from sparring.envs.batched import BatchedState, JaxHost
 from sparring.envs.infos import InfoTally
 from sparring.errors import ConfigError
 from sparring.ops import keys
+from sparring.ops.pack import pack, shapes_of, unpack
 from sparring.replay import offpolicy
 from sparring.replay.host_ring import HostRing
 from sparring.replay.size import check_fits, free_bytes
+from sparring.spaces import shows_images
 from sparring.types import (
     ActorState,
     Algorithm,
@@ -47,6 +49,8 @@ AT_ONCE = 64
 """Steps that wait before they are copied into the rollout's buffers."""
 LOOK_SECONDS = 0.1
 """Time between two looks at what copying a rollout to an accelerator takes."""
+NEAR = 1 << 25
+"""Weights times rows up to which the processor acts itself: asking an accelerator takes longer."""
 
 
 class Situation(NamedTuple):
@@ -74,6 +78,8 @@ class Trees(NamedTuple):
     """the metrics of an iteration"""
     mesh: Any = None
     """devices that share every batch; None for one"""
+    apart: bool = False
+    """whether acting happens elsewhere: weights then travel as few arrays"""
 
 
 @cache
@@ -118,13 +124,14 @@ def _learning(trees: Trees, added: bool | None) -> Any:
                 learner, metrics = loop.learn(algo, learner, rollout, key, iteration)
             else:
                 learner, metrics = loop.learn_on(algo, learner, rollout, key, iteration, added)
+        weights = jax.tree.leaves(algo.policy(learner.train))
         return (
             jax.tree.leaves((learner.train, learner.episodes)),
             jax.tree.leaves(learner.replay.live),
             jax.tree.leaves(learner.replay.data) if added is None else [],
-            jax.tree.leaves(algo.policy(learner.train)),
+            pack(weights) if trees.apart else weights,
             _stream(key, iteration + 1, keys.ACT, algo.plan.rollout),
-            [metrics[name] for name in trees.names],
+            pack([metrics[name] for name in trees.names]),
         )
 
     return jax.jit(learn, donate_argnums=(1, 2, 3) if added is None else (1, 2))
@@ -190,6 +197,8 @@ class Host:
         self._ahead: tuple[list[Any], Any] | None = None
         """weights and keys to act with, where the last update left them"""
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
+        self._weights = shapes_of(jax.eval_shape(lambda: self.algo.policy(self.algo.init(self._key))))
+        self._near = self._beside()
         self._compiled_before = compile_seconds()
         self._copies = jax.default_backend() != "cpu"
         self._looked_at, self._copying = -LOOK_SECONDS, 0.0
@@ -201,16 +210,17 @@ class Host:
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
         self._frames_at: Path | None = None
         self._ring = self._open_ring(loop.learned(example), copies)
-        self._names: tuple[str, ...] = ()
+        self._metrics: Metrics = {}
+        """shapes and types of an iteration's metrics, by name"""
         self._programs: dict[bool | None, Any]
         """`_learning`, found once: looking it up compares large trees"""
         self._trees: Trees
-        self._floats = jnp.stack(jax.tree.leaves(self.algo))
+        self._take_floats()
         kept = self._ring is None
         self.learner = loop.start(self.algo, self._key, example, window, kept, copies)
         self._keeps = bool(self._data)
-        self._names = tuple(self._metric_shapes())
-        self._trees = self._trees._replace(names=self._names)
+        self._metrics = self._metric_shapes()
+        self._trees = self._trees._replace(names=tuple(self._metrics))
         self._waits = self._ring is None and self.algo.replay.ready(self.learner.replay) is not True
         self._store = _storing(self._trees)
 
@@ -231,7 +241,9 @@ class Host:
         self._kept, kept = jax.tree.flatten((learner.train, learner.episodes))
         self._data, data = jax.tree.flatten(learner.replay.data)
         self._live, live = jax.tree.flatten(learner.replay.live)
-        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names, self._mesh)
+        names = tuple(self._metrics)
+        apart = self._near is not None
+        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, names, self._mesh, apart)
         self._ahead = None
         self._ready = False
         self._programs = {}
@@ -336,7 +348,8 @@ class Host:
         )
         self._data = data if added is None else self._data
         self._ahead = (ahead[0], ahead[1])
-        return dict(zip(self._names, values, strict=True))
+        values = unpack(values, tuple(self._metrics.values()))
+        return dict(zip(self._metrics, values, strict=True))
 
     def _open_ring(self, example: Transition, copies: int) -> HostRing | None:
         """The replay in the host's memory, where the settings put it there; each has files of its own."""
@@ -464,10 +477,14 @@ class Host:
             self._remembers = bool(jax.tree.leaves(self.actor.carry))
         if self._ahead is None:
             steps = _stream(self._key, np.int32(self.iteration), keys.ACT, algo.plan.rollout)
-            self._ahead = (self._policy(algo, self.learner.train), steps)
+            weights = self._policy(algo, self.learner.train)
+            self._ahead = (weights if self._near is None else pack(weights), steps)
         weights, steps = self._ahead
+        floats = self._floats
+        if self._near is not None:
+            weights, floats = jax.device_put((self.weights(), self._floats_near), self._near)
         stream = iter(np.asarray(steps))
-        compiled, floats, remembers = self._act, self._floats, self._remembers
+        compiled, remembers = self._act, self._remembers
 
         def acting(state: ActorState) -> tuple[Any, Any, Any]:
             first = state.first if remembers else None
@@ -475,6 +492,28 @@ class Host:
             return compiled(floats, weights, state.obs, first, state.carry, state.legal, point, next(stream))
 
         return acting
+
+    def weights(self) -> list[Any]:
+        """What acting needs of the newest weights, as a flat list."""
+        if self._ahead is None:
+            return self._policy(self.algo, self.learner.train)
+        return self._ahead[0] if self._near is None else unpack(self._ahead[0], self._weights)
+
+    def _beside(self) -> Any:
+        """The processor, where networks learn on an accelerator but a step's decisions are few; else None."""
+        if jax.default_backend() == "cpu" or shows_images(self.algo.spec.observation):
+            return None
+        if sum(x.size for x in self._weights) * self.rows > NEAR:
+            return None
+        try:
+            return jax.devices("cpu")[0]
+        except RuntimeError:  # JAX_PLATFORMS leaves it out
+            return None
+
+    def _take_floats(self) -> None:
+        """The algorithm's numbers as one array, and beside them those that acting reads."""
+        self._floats = jnp.stack(jax.tree.leaves(self.algo))
+        self._floats_near = self._floats if self._near is None else np.asarray(self._floats)
 
     def _reset(self) -> TimeStep:
         if isinstance(self.env, JaxHost):
@@ -500,7 +539,7 @@ class Host:
     def reschedule(self, horizon: float) -> None:
         """Changes the number of iterations over which schedules run; nothing is recompiled."""
         self.algo = replace(self.algo, horizon=jnp.float32(horizon))
-        self._floats = jnp.stack(jax.tree.leaves(self.algo))
+        self._take_floats()
         self._ahead = None
 
     def state(self, index: int = 0) -> Situation:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparring.envs.api import episode_seed
+from sparring.envs.atari import quicken
 from sparring.envs.gym_spaces import action_space, action_splitter, observation_space, stacker
 from sparring.envs.journal import Journal
 from sparring.envs.masks import fault, mask_method
@@ -225,6 +226,7 @@ class GymRows:
                     f"{self._label!r} built a {type(env).__name__}, which has no {name!r} and is no "
                     "Gymnasium environment; return a gymnasium.Env."
                 )
+        quicken(env)
         return env
 
     def _check_alike(self) -> None:

@@ -21,7 +21,7 @@ from sparring.ops.statistics import Moments
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring
 from sparring.replay.sequence import Sequence
-from sparring.spaces import Box, EnvSpec, parts
+from sparring.spaces import EnvSpec, shows_images
 from sparring.types import Batch, Metrics, Obs, Plan, Replay, Transition
 
 
@@ -92,8 +92,7 @@ RANGES = (
 def on_host(config: Any, spec: EnvSpec) -> bool:
     """Whether a driver that steps a world outside JAX keeps the replay in the host's memory."""
     chosen = getattr(config, "buffer", "device")
-    images = any(isinstance(part, Box) and part.is_image for _, part in parts(spec.observation))
-    large = images or bool(getattr(config, "buffer_folder", ""))
+    large = shows_images(spec.observation) or bool(getattr(config, "buffer_folder", ""))
     return chosen == "host" or (chosen == "auto" and large and _uniform(config))
 
 
