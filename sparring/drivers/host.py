@@ -25,7 +25,7 @@ from sparring.envs.batched import BatchedState, JaxHost
 from sparring.envs.infos import InfoTally
 from sparring.errors import ConfigError
 from sparring.ops import keys
-from sparring.ops.pack import pack, shapes_of, unpack
+from sparring.ops.pack import Unpack, pack
 from sparring.replay import offpolicy
 from sparring.replay.host_ring import HostRing
 from sparring.replay.size import check_fits, free_bytes
@@ -197,7 +197,7 @@ class Host:
         self._ahead: tuple[list[Any], Any] | None = None
         """weights and keys to act with, where the last update left them"""
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
-        self._weights = shapes_of(jax.eval_shape(lambda: self.algo.policy(self.algo.init(self._key))))
+        self._weights = Unpack(jax.eval_shape(lambda: self.algo.policy(self.algo.init(self._key))))
         self._near = self._beside()
         self._compiled_before = compile_seconds()
         self._copies = jax.default_backend() != "cpu"
@@ -210,8 +210,7 @@ class Host:
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
         self._frames_at: Path | None = None
         self._ring = self._open_ring(loop.learned(example), copies)
-        self._metrics: Metrics = {}
-        """shapes and types of an iteration's metrics, by name"""
+        self._names: tuple[str, ...] = ()
         self._programs: dict[bool | None, Any]
         """`_learning`, found once: looking it up compares large trees"""
         self._trees: Trees
@@ -219,8 +218,9 @@ class Host:
         kept = self._ring is None
         self.learner = loop.start(self.algo, self._key, example, window, kept, copies)
         self._keeps = bool(self._data)
-        self._metrics = self._metric_shapes()
-        self._trees = self._trees._replace(names=tuple(self._metrics))
+        shapes = self._metric_shapes()
+        self._names, self._numbers = tuple(shapes), Unpack(tuple(shapes.values()))
+        self._trees = self._trees._replace(names=self._names)
         self._waits = self._ring is None and self.algo.replay.ready(self.learner.replay) is not True
         self._store = _storing(self._trees)
 
@@ -241,9 +241,8 @@ class Host:
         self._kept, kept = jax.tree.flatten((learner.train, learner.episodes))
         self._data, data = jax.tree.flatten(learner.replay.data)
         self._live, live = jax.tree.flatten(learner.replay.live)
-        names = tuple(self._metrics)
         apart = self._near is not None
-        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, names, self._mesh, apart)
+        self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names, self._mesh, apart)
         self._ahead = None
         self._ready = False
         self._programs = {}
@@ -348,8 +347,7 @@ class Host:
         )
         self._data = data if added is None else self._data
         self._ahead = (ahead[0], ahead[1])
-        values = unpack(values, tuple(self._metrics.values()))
-        return dict(zip(self._metrics, values, strict=True))
+        return dict(zip(self._names, self._numbers(values), strict=True))
 
     def _open_ring(self, example: Transition, copies: int) -> HostRing | None:
         """The replay in the host's memory, where the settings put it there; each has files of its own."""
@@ -497,13 +495,13 @@ class Host:
         """What acting needs of the newest weights, as a flat list."""
         if self._ahead is None:
             return self._policy(self.algo, self.learner.train)
-        return self._ahead[0] if self._near is None else unpack(self._ahead[0], self._weights)
+        return self._ahead[0] if self._near is None else self._weights(self._ahead[0])
 
     def _beside(self) -> Any:
         """The processor, where networks learn on an accelerator but a step's decisions are few; else None."""
         if jax.default_backend() == "cpu" or shows_images(self.algo.spec.observation):
             return None
-        if sum(x.size for x in self._weights) * self.rows > NEAR:
+        if self._weights.size * self.rows > NEAR:
             return None
         try:
             return jax.devices("cpu")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,28 +14,29 @@ from jaxtyping import Array
 
 def pack(arrays: Sequence[Array]) -> list[Array]:
     """One flat array for each type, in the order in which the types appear."""
-    return [jnp.concatenate([jnp.ravel(x) for x in kind]) for kind in _kinds(arrays).values()]
-
-
-def unpack(packed: Sequence[Any], shapes: Sequence[Any]) -> list[np.ndarray]:
-    """The arrays again, as views on the host; `shapes` has shape and type of each."""
-    flat = {kind: np.asarray(array) for kind, array in zip(_kinds(shapes), packed, strict=True)}
-    begun = dict.fromkeys(flat, 0)
-    arrays = []
-    for like in shapes:
-        start = begun[like.dtype]
-        begun[like.dtype] = end = start + int(np.prod(like.shape))
-        arrays.append(flat[like.dtype][start:end].reshape(like.shape))
-    return arrays
-
-
-def _kinds(arrays: Sequence[Any]) -> dict[Any, list[Any]]:
-    kinds: dict[Any, list[Any]] = {}
+    kinds: dict[Any, list[Array]] = {}
     for array in arrays:
-        kinds.setdefault(array.dtype, []).append(array)
-    return kinds
+        kinds.setdefault(array.dtype, []).append(jnp.ravel(array))
+    return [jnp.concatenate(kind) for kind in kinds.values()]
 
 
-def shapes_of(tree: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shape and type of every leaf."""
-    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(tree))
+class Unpack:
+    """Takes apart on the host what `pack` made of arrays with the shapes and types of a tree's leaves."""
+
+    def __init__(self, tree: Any) -> None:
+        ends: dict[Any, int] = {}
+        self._places: list[tuple[int, Any, tuple[int, ...]]] = []
+        for leaf in jax.tree.leaves(tree):
+            start = ends.setdefault(leaf.dtype, 0)
+            ends[leaf.dtype] = end = start + math.prod(leaf.shape)
+            where = slice(start, end) if leaf.shape else start
+            self._places.append((list(ends).index(leaf.dtype), where, leaf.shape))
+        self.size = sum(ends.values())
+
+    def __call__(self, packed: Sequence[Any]) -> list[Any]:
+        """The leaves, as views and numpy's scalars."""
+        flat = [np.asarray(array) for array in packed]
+        return [
+            flat[kind][where].reshape(shape) if shape else flat[kind][where]
+            for kind, where, shape in self._places
+        ]

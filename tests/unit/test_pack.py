@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparring.ops.pack import pack, shapes_of, unpack
+from sparring.ops.pack import Unpack, pack
 
 KINDS = (jnp.float32, jnp.int32, jnp.bool_)
 
@@ -18,6 +18,6 @@ def test_unpack_is_the_inverse_of_pack(wanted: list[tuple[type, list[int]]]) -> 
     arrays = [jnp.asarray(draw.integers(0, 2, shape), kind) for kind, shape in wanted]
     packed = pack(arrays)
     assert len(packed) == len({x.dtype for x in arrays})
-    for before, after in zip(arrays, unpack(packed, shapes_of(arrays)), strict=True):
+    for before, after in zip(arrays, Unpack(arrays)(packed), strict=True):
         assert before.dtype == after.dtype
         np.testing.assert_array_equal(before, after)
