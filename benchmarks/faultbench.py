@@ -4,9 +4,9 @@
     python benchmarks/faultbench.py --only reward_x1000 --seeds 2 --half tune
 
 Every case is trained with several seeds. Seeds 0, 1, 2 … are for setting the thresholds in
-`sparring/metrics/rules.py`; seeds from 100 on are held out, and so is every run in the environments of
-`UNSEEN`. A fault is seen when a right rule raises an alert. Faults are injected from outside: environments
-are wrapped, algorithms subclassed.
+`sparring/metrics/rules.py`; held out are seeds from 100 on, every run in the environments of `UNSEEN`, and
+every kind of fault in `NEW_FAULTS`. A fault is seen when a right rule raises an alert. Faults are injected
+from outside: environments are wrapped, algorithms subclassed.
 """
 
 from __future__ import annotations
@@ -177,6 +177,36 @@ FAULTS: dict[str, list[Case]] = {
     ],
     "sac_reward_x1000": [Case("sac", ("R06", "R08", "R17"), environment={"reward_scale": 1000.0})],
 }
+NEW_FAULTS: dict[str, list[Case]] = {
+    "critic_untrained": [
+        Case(b, ("R04", "R07"), {"vf_coef": 0.0}) for b in ("cartpole", "acrobot", "pendulum")
+    ],
+    "actions_ignored": [
+        Case(b, ("R05", *OUTCOME), environment={"deaf": True}) for b in ("cartpole", "acrobot", "pendulum")
+    ],
+    "learning_rate_zero": [
+        Case(b, ("R02", "R03", "R09", "R29"), {"learning_rate": 1e-12})
+        for b in ("cartpole", "acrobot", "pendulum")
+    ],
+    "log_prob_misremembered": [
+        Case(b, ("R02", "R03"), algorithm="Misremembering") for b in ("cartpole", "acrobot", "pendulum")
+    ],
+    "weights_x30": [
+        Case(b, ("R04", "R05", "R06", "R07", "R08", "R14", *OUTCOME), algorithm="Loud")
+        for b in ("cartpole", "acrobot", "pendulum")
+    ],
+    "observation_nan": [Case(b, ("R01",), environment={"blind_after": 50}) for b in ("cartpole", "acrobot")],
+    "episodes_of_two_steps": [
+        Case(b, ("R21",), environment={"limit": 2}) for b in ("cartpole", "acrobot", "pendulum")
+    ],
+    "entropy_punished": [Case(b, ("R05",), {"ent_coef": -1.0}) for b in ("cartpole", "acrobot")],
+    "dqn_target_frozen": [Case("dqn", ("R15", "R16", *OUTCOME), {"target_update_interval": 10_000_000})],
+    "dqn_episodes_never_end": [Case("dqn", ("R15", "R06", *OUTCOME), algorithm="Leaking")],
+    "dqn_never_exploits": [Case("dqn", ("R29",), {"exploration_final_eps": 1.0})],
+    "sac_noise_rewarded": [Case("sac", ("R05", "R17", *OUTCOME), {"ent_coef": 100.0})],
+}
+"""Faults that were written after the thresholds, with the rules that may name them; run once."""
+
 HEALTHY: list[Case] = [
     Case("cartpole"),
     Case("cartpole", settings={"learning_rate": 3e-4, "n_epochs": 4}),
@@ -194,6 +224,7 @@ HEALTHY: list[Case] = [
 
 def environment(case: Case) -> Any:
     """The case's environment, altered."""
+    import jax
     import jax.numpy as jnp
 
     from sparring.envs import registry
@@ -202,6 +233,12 @@ def environment(case: Case) -> Any:
     inner = registry.make(BASES[case.base][1])
     if not case.environment:
         return inner
+
+    def drawn(key: Any) -> Any:
+        space = inner.spec.action
+        if isinstance(space, Box):
+            return jax.random.uniform(key, space.shape, minval=space.low, maxval=space.high)
+        return jax.random.randint(key, (), 0, space.n)
 
     @dataclasses.dataclass(frozen=True)
     class Altered:
@@ -216,6 +253,10 @@ def environment(case: Case) -> Any:
         nan_after: int = 0
         frozen: bool = False
         """the last part of the observation never changes"""
+        deaf: bool = False
+        """actions are drawn by chance, whatever the agent says"""
+        blind_after: int = 0
+        """steps after which observations are not numbers"""
 
         @property
         def spec(self) -> Any:
@@ -236,11 +277,15 @@ def environment(case: Case) -> Any:
 
         def observe(self, state: Any) -> Any:
             obs = inner.observe(state[0]) * self.obs_scale
+            if self.blind_after:
+                obs = jnp.where(state[1] > self.blind_after, jnp.nan, obs)
             return obs.at[-1].set(0.0) if self.frozen else obs
 
         def step(self, state: Any, action: Any, key: Any) -> Any:
             if self.action_bound:
                 action = action * (2.0 / self.action_bound)
+            if self.deaf:
+                action = drawn(jax.random.fold_in(key, 1))
             after, outcome = inner.step(state[0], action, key)
             count = state[1] + 1
             reward = outcome.reward * self.reward_scale
@@ -328,7 +373,23 @@ def faulty_algorithms(base: Any) -> dict[str, Any]:
             acting = jax.tree.map(lambda a, b: jnp.where(fresh, a, b), super().policy(now), state.acting)
             return Acting(now, acting)
 
-    return {c.__name__: c for c in (Negated, Leaking, Certain, Dead, Stale)}
+    @algorithm
+    class Misremembering(base):  # type: ignore[misc]
+        """Writes down that every action was twice as likely as it was."""
+
+        def act(self, *arguments: Any) -> Any:
+            action, extras, carry = super().act(*arguments)
+            return action, extras._replace(log_prob=extras.log_prob + math.log(2.0)), carry
+
+    @algorithm
+    class Loud(base):  # type: ignore[misc]
+        """Begins with weights that are far too large."""
+
+        def init(self, key: Any) -> Any:
+            state = super().init(key)
+            return state._replace(nets=jax.tree.map(lambda x: x * 30.0, state.nets))
+
+    return {c.__name__: c for c in (Negated, Leaking, Certain, Dead, Stale, Misremembering, Loud)}
 
 
 def train(case: Case, seeds: tuple[int, ...]) -> list[list[tuple[int, dict[str, float]]]]:
@@ -364,7 +425,10 @@ def train(case: Case, seeds: tuple[int, ...]) -> list[list[tuple[int, dict[str, 
 
 
 def judge(
-    case: Case, runs: list[list[tuple[int, dict[str, float]]]], seeds: tuple[int, ...]
+    name_of_fault: str,
+    case: Case,
+    runs: list[list[tuple[int, dict[str, float]]]],
+    seeds: tuple[int, ...],
 ) -> list[dict[str, Any]]:
     """What the rules said about every seed, and the worst values of each rule."""
     from sparring.metrics.health import Context, Engine, replay
@@ -373,6 +437,8 @@ def judge(
     name, env, settings, total = BASES[case.base]
     results = []
     for seed, run in zip(seeds, runs, strict=True):
+        unseen = seed >= HELD_OUT or env in UNSEEN or name_of_fault in NEW_FAULTS
+        half = "held out" if unseen else "tune"
         config = {
             "max_grad_norm": {"dqn": 10.0, "sac": None}.get(name, 0.5),
             "gamma": 0.99,
@@ -395,7 +461,7 @@ def judge(
                 "env": env,
                 "base": case.base,
                 "seed": seed,
-                "half": "held out" if seed >= HELD_OUT or env in UNSEEN else "tune",
+                "half": half,
                 "return": run[-1][1]["rollout/ep_rew_mean"],
                 "alarms": alarms,
                 "right": right,
@@ -407,7 +473,7 @@ def judge(
 
 def work(name: str, case: Case, seeds: tuple[int, ...]) -> tuple[str, Case, list[dict[str, Any]], float]:
     began = time.perf_counter()
-    return name, case, judge(case, train(case, seeds), seeds), time.perf_counter() - began
+    return name, case, judge(name, case, train(case, seeds), seeds), time.perf_counter() - began
 
 
 def summary(results: Mapping[str, list[dict[str, Any]]], half: str) -> dict[str, Any]:
@@ -494,7 +560,7 @@ def main() -> None:
     parser.add_argument("--extremes", action="store_true", help="show what rules measured on the tuning half")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
-    cases = {"healthy": HEALTHY, **FAULTS}
+    cases = {"healthy": HEALTHY, **FAULTS, **({} if arguments.half == "tune" else NEW_FAULTS)}
     if arguments.only:
         cases = {name: cases[name] for name in arguments.only}
     seeds = tuple(range(arguments.seeds))
@@ -509,7 +575,8 @@ def main() -> None:
     import multiprocessing
 
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(run, name, case, seeds) for name, case in jobs]
+        late = tuple(seed for seed in seeds if seed >= HELD_OUT)
+        waiting = [pool.submit(run, name, case, late if name in NEW_FAULTS else seeds) for name, case in jobs]
         for done in as_completed(waiting):
             name, case, found, seconds = done.result()
             results[name] += found
@@ -530,6 +597,7 @@ def main() -> None:
     report["about"] = {
         "seeds": list(seeds),
         "unseen_environments": list(UNSEEN),
+        "unseen_faults": list(NEW_FAULTS),
         "seconds": round(time.perf_counter() - began),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -128,6 +128,16 @@ class GDIConfig(AgentConfig, BinsConfig, ControlConfig):
     """cells of 1/τ of equal ratio instead of equal width"""
     index_cells: tuple[int, int] = (10, 6)
     """cells of each 1/τ and of each mixture weight, between which the controller chooses"""
+    record_heads: bool = False
+    """actors also note V and A of every head and the behaviour's whole distribution, as they were"""
+
+
+class Noted(NamedTuple):
+    """What the heads said when an action was chosen, and how likely every option was."""
+
+    value: Float[Array, "B H"]
+    advantage: Float[Array, "B H D W"]
+    mu: Float[Array, "B D W"]
 
 
 class Acted(NamedTuple):
@@ -138,6 +148,8 @@ class Acted(NamedTuple):
     sample: Array | None = None
     frames: Obs | None = None
     core: Any = None
+    noted: Noted | None = None
+    """with `record_heads`; learning computes all of it anew with its present weights"""
 
 
 class TrainState(NamedTuple):
@@ -339,7 +351,10 @@ class GDI(Controlled):
         sample = chosen[:, 0] if isinstance(nets.codec.inner, Discrete) else chosen
         log_mu = policies.log_mixture(log_parts, mixture, chosen)
         kept = carry.core if self.config.core != "none" else None
-        extras = Acted(log_mu, None if nets.codec.identity else sample, frames, kept)
+        noted = None
+        if self.config.record_heads:
+            noted = Noted(judged.value, judged.advantage, policies.mixed(log_parts, mixture))
+        extras = Acted(log_mu, None if nets.codec.identity else sample, frames, kept, noted)
         return nets.codec.decode(sample), extras, Carry(frames, None, None, core)
 
     def value(self, state: TrainState, obs: Any) -> Float[Array, "*N"]:
@@ -450,6 +465,9 @@ def loss(
         "train/ratio_one": masked_mean(jnp.mean(jnp.abs(ratio - 1.0) < 1e-3, axis=-1), steps.mask),
         "train/behaviour_kl": masked_mean(jnp.mean(ratio - 1.0 - jnp.log(ratio + 1e-8), axis=-1), steps.mask),
     }
+    if steps.extras.noted is not None:
+        drift = jnp.mean(jnp.abs(judged.value - steps.extras.noted.value), axis=-1)
+        metrics["train/value_drift"] = masked_mean(drift, steps.mask)
     for i in range(nets.heads):
         n = f"_{i + 1}"
         metrics |= {

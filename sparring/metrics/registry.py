@@ -65,6 +65,7 @@ METRICS: dict[str, str] = {
     "train/explained_variance_1": "Explained variance of head 1's values, likewise.",
     "train/ratio_clipped": "Share of steps whose ratio of target policy to behaviour was clipped (GDI).",
     "train/behaviour_kl": "Estimated divergence of the target policies from the behaviour that acted (GDI).",
+    "train/value_drift": "Mean distance of V now from V when the action was chosen (GDI with record_heads).",
     "train/ratio_one": "Share of steps at which a target policy is the behaviour; near 1 nothing is steered.",
     "bandit/entropy": "Evenness of the selector's choice in its narrowest coordinate: 0 one cell, 1 uniform.",
     "bandit/snr": "Standard errors between the best and the worst cell; below 2 it may all be noise.",

@@ -127,6 +127,11 @@ def log_mixture(
     return jax.nn.logsumexp(taken(log_parts, choice), b=weight, axis=-1)
 
 
+def mixed(log_parts: Float[Array, "*N P D W"], weight: Float[Array, "*N P"]) -> Float[Array, "*N D W"]:
+    """μ of every option, branch by branch."""
+    return jnp.sum(jnp.exp(log_parts) * weight[..., None, None], axis=-3)
+
+
 def draw(key: Key, log_parts: Float[Array, "B P D W"], weight: Float[Array, "B P"]) -> Int[Array, "B D"]:
     """A choice from the mixture: one policy for all branches, then an option of every branch."""
     part_key, option_key = several(key, 2)

@@ -297,6 +297,7 @@ OWN: dict[str, dict[str, Trial]] = {
         "priority_eta": Trial(0.1, PRIORITISED),
         "sharpness_range": Trial((0.0, 5.0)),
         "sharpness_log": Trial(True, {"sharpness_range": (0.5, 50.0)}),
+        "record_heads": Trial(True),
         "index_cells": Trial((3, 2)),
     },
     "sac": {

@@ -29,8 +29,10 @@ def bench() -> ModuleType:
 
 def test_there_are_enough_faults_and_every_case_can_be_made(bench: ModuleType) -> None:
     assert len(bench.FAULTS) >= 12
+    assert len(bench.NEW_FAULTS) >= len(bench.FAULTS) / 2
+    assert not set(bench.NEW_FAULTS) & set(bench.FAULTS)
     ids = {rule.id for rule in RULES}
-    for name, cases in {"healthy": bench.HEALTHY, **bench.FAULTS}.items():
+    for name, cases in {"healthy": bench.HEALTHY, **bench.FAULTS, **bench.NEW_FAULTS}.items():
         for case in cases:
             algorithm, _, settings, _ = bench.BASES[case.base]
             base = algorithm_class(algorithm)
@@ -67,7 +69,7 @@ def test_a_fault_is_seen_and_a_healthy_run_is_not_blamed(
     monkeypatch.setitem(bench.BASES, "cartpole", (algorithm, env, settings, 20_000))
     healthy = bench.Case("cartpole")
     scaled = bench.Case("cartpole", ("R06",), environment={"reward_scale": 1000.0})
-    (good,) = bench.judge(healthy, bench.train(healthy, (0,)), (0,))
-    (bad,) = bench.judge(scaled, bench.train(scaled, (0,)), (0,))
+    (good,) = bench.judge("healthy", healthy, bench.train(healthy, (0,)), (0,))
+    (bad,) = bench.judge("scaled", scaled, bench.train(scaled, (0,)), (0,))
     assert good["alarms"] == {}
     assert "R06.value_scale" in bad["right"]

@@ -110,6 +110,25 @@ def test_what_is_stored_is_the_mixture_that_acted() -> None:
         assert np.exp(extras.log_mu[row]) == pytest.approx(mu[int(action[row])], abs=1e-5)
 
 
+def test_what_the_heads_said_is_noted() -> None:
+    """V and A of both heads and the whole behaviour, as the actor saw them; the learner's V has not moved."""
+    algo = made(record_heads=True, sequence_length=20)
+    state = quick(algo.init)(jax.random.key(0))
+    weights = algo.policy(state)
+    obs = jnp.float32(np.random.default_rng(2).normal(size=(ROWS, 4)))
+    behaviour = algo.behaviour(jnp.float32([[3.0, 9.0, 0.2]] * ROWS))
+    action, extras, _ = algo.act(weights, algo.carry(ROWS), View(obs), behaviour, jax.random.key(1))
+    heads = weights.nets(weights.nets.trunk.torso(obs))
+    np.testing.assert_allclose(extras.noted.value, heads.value, rtol=1e-6)
+    np.testing.assert_allclose(extras.noted.advantage, heads.advantage, rtol=1e-6)
+    np.testing.assert_allclose(extras.noted.mu.sum(axis=-1), 1.0, rtol=1e-6)
+    chosen = extras.noted.mu[np.arange(ROWS), 0, np.asarray(action)]
+    np.testing.assert_allclose(np.log(chosen), extras.log_mu, rtol=1e-5)
+    batch = one_batch(algo, state, length=5)
+    _, report = quick(algo.update)(state, batch, jax.random.key(3))
+    assert float(report.metrics["train/value_drift"]) > 0  # its batch has other observations
+
+
 def test_greedy_by_head_or_by_the_sum() -> None:
     table = jnp.float32([[[[3.0, 0.0, 2.0]], [[0.0, 3.0, 2.0]]]])
     heads = Judged(jnp.zeros((1, 2)), table)
