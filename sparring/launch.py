@@ -26,6 +26,7 @@ from sparring.metrics.sqlite import SqliteSink
 from sparring.model import Assembly, algorithm_class, assemble, save_agent
 from sparring.reference import is_reference
 from sparring.replay.offpolicy import too_short
+from sparring.replay.size import told
 from sparring.runs import directory, provenance
 from sparring.runs.directory import RunDirectory
 from sparring.session import Result, Session, Settings, Stop
@@ -266,6 +267,8 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
     )
     for warning in [*parts.warnings, *too_short(plan.config, plan.settings.total_timesteps)]:
         say(f"Warning: {warning}")
+    if hasattr(plan.config, "buffer_size"):
+        say(told(parts.driver.replay_bytes, plan.config, len(plan.seeds)))
     return parts
 
 

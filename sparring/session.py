@@ -304,7 +304,9 @@ class Session:
         kept = [n for n in done if n % stride == 0 or n == self.total_iterations]
         split = {(0, kept[-1]): self._time_split()} if kept else {}
         for index, trace in enumerate(traces):
-            for row, iteration in enumerate(done):
+            # Most iterations are neither kept nor shown: only those with odd numbers are looked at besides.
+            for iteration in sorted({*kept, *doubtful(trace, first + 1), done[-1]}):
+                row = iteration - first - 1
                 values = {name: float(x[row]) for name, x in trace.items()}
                 values = measured(values)
                 values |= relative_entropy(self.driver.algo.spec.action, values)
@@ -314,6 +316,7 @@ class Session:
                     "time/total_timesteps": iteration * per,
                     "time/time_elapsed": self.progress.seconds,
                     "time/compile_seconds": self.driver.compile_seconds,
+                    **self._filled(iteration * per),
                 }
                 self._check_finite(values, iteration * per, index)
                 if iteration % stride == 0 or iteration == self.total_iterations:
@@ -322,6 +325,11 @@ class Session:
             Tee(self.displays).write(self.steps, self.progress.seconds, values, index)
             if index == 0:
                 self.last |= values
+
+    def _filled(self, step: int) -> dict[str, float]:
+        """How full the replay is, where there is one."""
+        size = getattr(self.driver.algo.config, "buffer_size", 0)
+        return {"replay/filled": min(step / size, 1.0)} if size else {}
 
     def _spent(self) -> dict[str, float]:
         """Seconds that each kind of work has taken so far."""
@@ -654,12 +662,21 @@ class Session:
                 signal.signal(kind, handler)
 
 
+def doubtful(trace: Mapping[str, np.ndarray], first: int) -> list[int]:
+    """The iterations, counted from `first`, in which a number is not finite that should be."""
+    odd = [~np.isfinite(x) for name, x in trace.items() if not may_be_absent(name)]
+    return (np.flatnonzero(np.any(odd, axis=0)) + first).tolist() if odd else []
+
+
+def may_be_absent(name: str) -> bool:
+    """Whether a metric is not finite where it was not measured."""
+    return name in SPARSE or name.startswith("env/")
+
+
 def measured(values: dict[str, float]) -> dict[str, float]:
     """Without what was not measured: looks inside that were not due, what is known of an episode before the
     first has ended, and updates while a replay fills."""
-    values = {
-        n: x for n, x in values.items() if math.isfinite(x) or not (n in SPARSE or n.startswith("env/"))
-    }
+    values = {n: x for n, x in values.items() if math.isfinite(x) or not may_be_absent(n)}
     if values.get("rollout/window_episodes") == 0:
         values = {n: x for n, x in values.items() if not n.startswith(EPISODIC)}
     if values.get("train/n_updates") != 0:

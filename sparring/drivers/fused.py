@@ -21,6 +21,7 @@ from sparring.envs.api import JaxEnv
 from sparring.envs.batched import BatchedState
 from sparring.ops import keys
 from sparring.ops.seam import block
+from sparring.replay.size import bytes_of
 from sparring.types import ActorState, Algorithm, Key, Metrics, Transition
 
 MOST = 1024
@@ -140,6 +141,10 @@ class Fused:
     def steps_per_iteration(self) -> int:
         """Environment steps of one seed in one iteration."""
         return self.algo.plan.rollout * self.rows
+
+    @property
+    def replay_bytes(self) -> int:
+        return bytes_of([world.learner.replay for world in self.worlds])
 
     def advance(self, iterations: int) -> list[dict[str, np.ndarray]]:
         """Runs iterations and returns, per seed, each metric as an array over them."""

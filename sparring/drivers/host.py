@@ -28,7 +28,7 @@ from sparring.ops import keys
 from sparring.ops.pack import Unpack, pack
 from sparring.replay import offpolicy
 from sparring.replay.host_ring import HostRing
-from sparring.replay.size import check_fits, free_bytes
+from sparring.replay.size import bytes_of, check_fits, free_bytes
 from sparring.spaces import shows_images
 from sparring.types import (
     ActorState,
@@ -274,6 +274,10 @@ class Host:
     def steps_per_iteration(self) -> int:
         """Environment steps in one iteration."""
         return int(self.algo.plan.rollout) * self.rows
+
+    @property
+    def replay_bytes(self) -> int:
+        return self._ring.nbytes if self._ring is not None else bytes_of((self._data, self._live))
 
     def advance(self, iterations: int) -> list[dict[str, np.ndarray]]:
         """Runs iterations and returns, for the one seed, each metric as an array over them."""

@@ -40,6 +40,7 @@ class Standing(NamedTuple):
     seconds: Mapping[str, float]
     compile_seconds: float
     events: list[str]
+    replay_bytes: int = 0
 
 
 class Learner:
@@ -66,7 +67,7 @@ class Learner:
 
     def _standing(self) -> Standing:
         run = self._run
-        return Standing(run.iteration, dict(run.seconds), run.compile_seconds, run.events())
+        return Standing(run.iteration, dict(run.seconds), run.compile_seconds, run.events(), run.replay_bytes)
 
 
 def _plain(leaf: Any) -> Any:
@@ -119,6 +120,10 @@ class RemoteRun:
     @property
     def steps_per_iteration(self) -> int:
         return int(self.algo.plan.rollout) * self.rows
+
+    @property
+    def replay_bytes(self) -> int:
+        return self._standing.replay_bytes
 
     def advance(self, iterations: int) -> list[dict[str, np.ndarray]]:
         return list(self._ask("advance", iterations))

@@ -44,6 +44,10 @@ class Several:
     def steps_per_iteration(self) -> int:
         return self.drivers[0].steps_per_iteration
 
+    @property
+    def replay_bytes(self) -> int:
+        return sum(d.replay_bytes for d in self.drivers)
+
     def advance(self, iterations: int) -> list[dict[str, np.ndarray]]:
         return [d.advance(iterations)[0] for d in self.drivers]
 

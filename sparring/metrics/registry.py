@@ -138,6 +138,7 @@ METRICS: dict[str, str] = {
     "stats/value_target_max": "Largest absolute value target, in the critic's scale.",
     "stats/value_targets_<q>": "How the value targets are spread, in the critic's scale; measured about 200 "
     "times in a run.",
+    "replay/filled": "Share of the replay that is filled.",
     "async/staleness": "Updates between acting and learning, mean over an iteration's chunks.",
     "async/queue": "Chunks of steps that waited for the learner when it took some.",
     "async/samples_per_insert": "Steps learned from per step collected, since the process began.",

@@ -21,8 +21,19 @@ CGROUPS = (
 
 def replay_bytes(replay: Replay, example: Transition) -> int:
     """Bytes of a replay's memory for rollouts like the example, nothing being allocated."""
-    shapes: Any = jax.tree.leaves(jax.eval_shape(replay.init, example))
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in shapes)
+    return bytes_of(jax.eval_shape(replay.init, example))
+
+
+def bytes_of(arrays: Any) -> int:
+    """Bytes of all arrays of a tree, or of arrays of such shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arrays))
+
+
+def told(size: int, config: Any, copies: int) -> str:
+    """A sentence about a replay for whoever starts a run."""
+    place = "in files" if getattr(config, "buffer_folder", "") else "taken now"
+    seeds = f" for each of {copies} seeds" if copies > 1 else ""
+    return f"Replay: up to {config.buffer_size:,} steps{seeds}, {_readable(size)}, {place}; it does not grow."
 
 
 def check_fits(needed: int, free: int | None, what: str, buffer_size: int, copies: int = 1) -> None:
