@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +17,8 @@ from sparring.errors import CheckpointError, ConfigError, nearest
 from sparring.evaluation.evaluator import ROWS
 from sparring.machine import usable_cores
 from sparring.metrics import trackers
-from sparring.metrics.alerts import HealthSink, parse_policy
+from sparring.metrics.alerts import parse_policy
 from sparring.metrics.apart import Apart
-from sparring.metrics.health import Alert
 from sparring.metrics.sink import Sink, Tee
 from sparring.metrics.sqlite import SqliteSink
 from sparring.model import Assembly, algorithm_class, assemble, save_agent
@@ -29,7 +27,7 @@ from sparring.replay.offpolicy import too_short
 from sparring.replay.size import told
 from sparring.runs import directory, provenance
 from sparring.runs.directory import RunDirectory
-from sparring.session import Result, Session, Settings, Stop
+from sparring.session import Result, Session, Settings, watch
 
 Display = Callable[[Settings, int], list[Sink]]
 """Makes what shows a run, given its settings and the steps it starts at."""
@@ -272,31 +270,6 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
     return parts
 
 
-def _health(
-    run: RunDirectory, plan: Plan, target: float | None, say: Callable[[str], None], extra: Sequence[Sink]
-) -> HealthSink:
-    """The rules that watch the run. A webhook's address may be a secret: it comes from the environment."""
-
-    def stop(alert: Alert) -> None:
-        say(f"Stopping, as on_alert asks: {alert.line()}")
-        raise Stop
-
-    return HealthSink(
-        run.metrics,
-        plan.algorithm,
-        {**as_mapping(plan.settings), **as_mapping(plan.config)},
-        total=plan.settings.total_timesteps,
-        target=target,
-        say=say,
-        on_stop=stop,
-        on_alert=parse_policy(plan.settings.on_alert),
-        webhook=os.environ.get("SPARRING_WEBHOOK", ""),
-        trackers=[sink for sink in extra if isinstance(sink, Apart)],
-        env=plan.env,
-        run=run.name,
-    )
-
-
 def _close(parts: Assembly) -> None:
     parts.driver.close()
     if parts.eval_env is not None and hasattr(parts.eval_env, "close"):
@@ -313,7 +286,17 @@ def _run(
     again: bool,
 ) -> Outcome:
     driver = parts.driver
-    health = _health(run, plan, parts.spec.reward_threshold, say, extra)
+    health = watch(
+        run,
+        plan.algorithm,
+        {**as_mapping(plan.settings), **as_mapping(plan.config)},
+        on_alert=plan.settings.on_alert,
+        say=say,
+        total=plan.settings.total_timesteps,
+        target=parts.spec.reward_threshold,
+        trackers=[sink for sink in extra if isinstance(sink, Apart)],
+        env=plan.env,
+    )
     stored = SqliteSink(run.metrics)
     # Closed in this order: what the rules find at the end still reaches the trackers.
     sinks: list[Sink] = [stored, health, *extra]

@@ -419,12 +419,15 @@ class Model:
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool | None = None,
+        on_alert: str = "",
     ) -> Self:
-        """Trains for that many more environment steps."""
+        """Trains for that many more environment steps; `on_alert="R01=stop R14=ignore"` is what health rules
+        do besides speaking."""
         from sparring.common.learning import learn
 
         interval = self.log_interval if log_interval is None else log_interval
-        learn(self, int(total_timesteps), callback, interval, tb_log_name, reset_num_timesteps, progress_bar)
+        again = reset_num_timesteps
+        learn(self, int(total_timesteps), callback, interval, tb_log_name, again, progress_bar, on_alert)
         return self
 
     def algo(self) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import threading
 import time
@@ -24,6 +25,8 @@ from sparring.drivers.loop import Driver
 from sparring.errors import ConfigError, DivergedError
 from sparring.evaluation.behaviours import validation
 from sparring.evaluation.evaluator import Evaluation, evaluate
+from sparring.metrics.alerts import HealthSink, parse_policy
+from sparring.metrics.health import Alert
 from sparring.metrics.performance import shares
 from sparring.metrics.registry import EPISODIC, OF_UPDATES, SPARSE
 from sparring.metrics.sink import Sink, Tee
@@ -147,6 +150,35 @@ class Progress:
 
 class Stop(Exception):
     """Ends training before its goal."""
+
+
+def watch(
+    run: RunDirectory,
+    algorithm: str,
+    settings: Mapping[str, Any],
+    *,
+    on_alert: str,
+    say: Callable[[str], None],
+    **facts: Any,
+) -> HealthSink:
+    """The health rules beside a run; `facts` are those of `HealthSink`. A webhook's address may be a secret:
+    it comes from the environment."""
+
+    def stop(alert: Alert) -> None:
+        say(f"Stopping, as on_alert asks: {alert.line()}")
+        raise Stop
+
+    return HealthSink(
+        run.metrics,
+        algorithm,
+        settings,
+        say=say,
+        on_stop=stop,
+        on_alert=parse_policy(on_alert),
+        webhook=os.environ.get("SPARRING_WEBHOOK", ""),
+        run=run.name,
+        **facts,
+    )
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,10 +13,11 @@ from sparring.config import as_mapping
 from sparring.envs import registry
 from sparring.errors import ConfigError
 from sparring.machine import usable_cores
+from sparring.metrics.alerts import parse_policy
 from sparring.metrics.registry import TIMESTEPS
 from sparring.metrics.sink import Sink, Tee
 from sparring.replay.offpolicy import too_short
-from sparring.session import Progress, Session, Settings, Stop
+from sparring.session import Progress, Session, Settings, Stop, watch
 
 
 def learn(
@@ -28,10 +28,12 @@ def learn(
     tb_log_name: str | None,
     reset_num_timesteps: bool,
     progress_bar: bool | None,
+    on_alert: str = "",
 ) -> None:
     """Trains a model for that many steps; every call is a session, in a run folder unless there is none."""
     from sparring.common.callbacks import ProgressBarCallback, convert, leaves
 
+    parse_policy(on_alert)
     _check_normalising(model)
     root = convert(callback)
     if progress_bar is None:
@@ -59,7 +61,7 @@ def learn(
         run = _run_folder(model, settings, again=not reset_num_timesteps)
         if run is not None:
             stack.callback(run.unlock)
-        sinks = _sinks(model, run, tb_log_name, goal, again=not reset_num_timesteps)
+        sinks = _sinks(model, run, tb_log_name, goal, not reset_num_timesteps, on_alert)
         session = Session(
             driver,
             settings,
@@ -331,24 +333,24 @@ def _env_name(model: Any) -> str:
     return given if isinstance(given, str) and not wrapped else f"object:{model.spec.id}"
 
 
-def _sinks(model: Any, run: Any, tb_log_name: str | None, goal: int, again: bool) -> list[Sink]:
+def _sinks(
+    model: Any, run: Any, tb_log_name: str | None, goal: int, again: bool, on_alert: str
+) -> list[Sink]:
     """What keeps the numbers: where there is a folder the health rules look at them, too."""
     sinks: list[Sink] = []
     if run is not None:
-        from sparring.metrics.alerts import HealthSink
         from sparring.metrics.sqlite import SqliteSink
         from sparring.runs import provenance
 
-        health = HealthSink(
-            run.metrics,
+        health = watch(
+            run,
             model.algorithm,
             as_mapping(model.config),
+            on_alert=on_alert,
+            say=model.say,
             total=goal,
             target=model.spec.reward_threshold,
-            say=model.say,
-            webhook=os.environ.get("SPARRING_WEBHOOK", ""),
             env=_env_name(model),
-            run=run.name,
         )
         if again:
             health.catch_up()
