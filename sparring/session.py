@@ -28,7 +28,7 @@ from sparring.evaluation.evaluator import Evaluation, evaluate
 from sparring.metrics.alerts import HealthSink, parse_policy
 from sparring.metrics.health import Alert
 from sparring.metrics.performance import shares
-from sparring.metrics.registry import EPISODIC, OF_UPDATES, SPARSE
+from sparring.metrics.registry import EPISODIC, OF_UPDATES, SPARSE, roots
 from sparring.metrics.sink import Sink, Tee
 from sparring.runs import artefact, checkpoint
 from sparring.runs.directory import RunDirectory, Status
@@ -706,13 +706,13 @@ def may_be_absent(name: str) -> bool:
 
 
 def measured(values: dict[str, float]) -> dict[str, float]:
-    """Without what was not measured: looks inside that were not due, what is known of an episode before the
-    first has ended, and updates while a replay fills."""
+    """With the roots of losses, and without what was not measured: looks inside that were not due, what is
+    known of an episode before the first has ended, and updates while a replay fills."""
     values = {n: x for n, x in values.items() if math.isfinite(x) or not may_be_absent(n)}
     if values.get("rollout/window_episodes") == 0:
         values = {n: x for n, x in values.items() if not n.startswith(EPISODIC)}
     if values.get("train/n_updates") != 0:
-        return values
+        return values | roots(values)
     return {n: x for n, x in values.items() if not n.startswith(LEARNED) and n not in OF_UPDATES}
 
 

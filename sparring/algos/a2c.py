@@ -141,7 +141,6 @@ class A2C:
             )
         metrics |= {
             "train/grad_norm": new.norm,
-            "train/value_loss_root": jnp.sqrt(metrics["train/value_loss"]),
             "train/explained_variance": explained_variance(values, advantage + values, rollout.mask),
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.iteration + 1,

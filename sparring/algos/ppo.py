@@ -236,7 +236,6 @@ class PPO(Controlled):
         metrics = {name: masked_mean(trace, ran) for name, trace in traces.items()}
         counts = mask if samples.mask is None else samples.mask
         metrics |= self._describe(c, samples, returns, counts)
-        metrics["train/value_loss_root"] = jnp.sqrt(metrics["train/value_loss"])
         metrics["train/n_updates"] = (state.iteration + 1) * c.n_epochs  # as SB3 counts: epochs, not steps
         nets = unravel(end.flat)
         metrics |= checkup.look(

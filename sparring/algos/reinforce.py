@@ -206,7 +206,6 @@ def loss(
         total = total + c.vf_coef * value_loss
         metrics |= {
             "train/value_loss": value_loss,
-            "train/value_loss_root": jnp.sqrt(jax.lax.stop_gradient(value_loss)),
             "train/explained_variance": explained_variance(value, returns, mask),
         }
     return total, {"train/loss": total, **metrics}

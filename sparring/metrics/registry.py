@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 
 TIMESTEPS = "time/total_timesteps"
 
@@ -56,6 +58,9 @@ METRICS: dict[str, str] = {
     "train/td_error": "Mean distance of values from their targets.",
     "train/value_loss": "Mean value loss of the last update.",
     "train/value_loss_root": "Square root of the value loss: the typical error in units of the value.",
+    "train/critic_loss_root": "Square root of the critics' loss, likewise.",
+    "train/v_loss_1_root": "Square root of head 1's value loss, likewise; `_2` and so on (GDI).",
+    "train/q_loss_1_root": "Square root of head 1's action-value loss, likewise.",
     "train/v_loss_1": "Value loss of head 1; `_2` and so on for the others (GDI).",
     "train/q_loss_1": "Action-value loss of head 1, likewise.",
     "train/pi_loss_1": "Policy loss of head 1, likewise.",
@@ -189,6 +194,15 @@ OF_UPDATES = LOOKED_AT | {
     "stats/value_target_max",
 }
 """Metrics of updates that are not in `train/`: they mean nothing before the first."""
+
+
+SQUARED = re.compile(r"train/(value_loss|critic_loss|[vq]_loss_[0-9]+)")
+"""Losses that are mean squares: their roots are in units of the value."""
+
+
+def roots(values: Mapping[str, float]) -> dict[str, float]:
+    """The roots of the losses that are squares."""
+    return {f"{n}_root": math.sqrt(x) for n, x in values.items() if x >= 0.0 and SQUARED.fullmatch(n)}
 
 
 def meaning(name: str) -> str:

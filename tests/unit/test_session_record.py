@@ -25,3 +25,9 @@ def test_only_iterations_with_odd_numbers_are_doubtful() -> None:
 def test_an_infinite_number_is_doubtful_and_nothing_is_not() -> None:
     assert doubtful({"train/loss": np.float32([np.inf, 0, -np.inf])}, 1) == [1, 3]
     assert doubtful({}, 1) == []
+
+
+def test_losses_that_are_squares_have_roots() -> None:
+    losses = {"train/critic_loss": 9.0, "train/q_loss_2": 4.0, "train/pi_loss_2": 4.0, "train/loss": 4.0}
+    assert measured(losses) == {**losses, "train/critic_loss_root": 3.0, "train/q_loss_2_root": 2.0}
+    assert "train/critic_loss_root" not in measured({**losses, "train/n_updates": 0.0})
