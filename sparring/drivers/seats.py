@@ -26,6 +26,7 @@ from sparring.drivers.slot import Slot
 from sparring.envs.worker_process import follow_parent
 from sparring.envs.workers import quiet_start
 from sparring.errors import CheckpointError, SparringError
+from sparring.machine import end_of
 
 DEPTH = 2
 """Chunks of one actor that may wait for the learner."""
@@ -176,21 +177,9 @@ class ProcessSeat(Seat):
                 else:
                     self._fail(_told(data[1:]))
         except (EOFError, OSError):
-            self._fail(self._death())
+            self._fail(Trouble(end_of(self.process)))
         except CheckpointError as error:
             self._fail(Trouble(f"sent something that is no chunk: {error}"))
-
-    def _death(self) -> Trouble:
-        self.process.join(1.0)
-        code = self.process.exitcode
-        if code is None:
-            return Trouble("closed its pipe but lives on")
-        if code >= 0:
-            return Trouble(f"died with exit code {code}")
-        try:
-            return Trouble(f"was killed by {signal.Signals(-code).name}")
-        except ValueError:
-            return Trouble(f"was killed by signal {-code}")
 
 
 def serve(pipe: Connection, job: Job, slot: Slot, heart: Any) -> None:

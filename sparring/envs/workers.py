@@ -12,7 +12,6 @@ import itertools
 import multiprocessing
 import os
 import pickle  # for its error only: multiprocessing raises it when a factory cannot travel
-import signal
 import sys
 import threading
 import time
@@ -31,7 +30,7 @@ from sparring.envs.board import Board
 from sparring.envs.source import Factory
 from sparring.envs.worker_process import Assignment, serve
 from sparring.errors import ConfigError, EnvironmentFailure, SparringError
-from sparring.machine import usable_cores
+from sparring.machine import end_of, usable_cores
 from sparring.spaces import Dict, EnvSpec
 from sparring.types import TimeStep
 
@@ -449,18 +448,8 @@ def _receive(worker: Worker) -> tuple[str, Any] | Trouble:
 
 
 def _died(worker: Worker) -> Trouble:
-    process = worker.process
-    assert process is not None
-    process.join(1.0)
-    code = process.exitcode
-    if code is None:
-        return Trouble("closed its pipe but lives on")
-    if code >= 0:
-        return Trouble(f"died with exit code {code}")
-    try:
-        return Trouble(f"was killed by {signal.Signals(-code).name}")
-    except ValueError:
-        return Trouble(f"was killed by signal {-code}")
+    assert worker.process is not None
+    return Trouble(end_of(worker.process))
 
 
 def _kill(worker: Worker) -> None:
