@@ -12,10 +12,11 @@ import numpy as np
 
 from sparring.metrics.charts import short
 from sparring.metrics.foreign import clean, is_foreign
-from sparring.metrics.health import ANY, Advice, Limit, Reading, Rule, Window
+from sparring.metrics.health import ANY, Advice, Limit, Reading, Rule, Series, Window
 
 RETURN = "rollout/ep_rew_mean"
 LENGTH = "rollout/ep_len_mean"
+FINISHED = "rollout/episodes"
 EVAL = "eval/mean_reward"
 SAMPLED = "eval/stochastic_mean_reward"
 LOSSES = ("train/value_loss", "train/critic_loss")
@@ -370,7 +371,7 @@ def _limit_is_terminal(window: Window) -> Reading | None:
     if share is None or lengths is None:
         return None
     share = share[share >= 0]  # -1: no episode ended
-    finished = window.values("rollout/episodes")
+    finished = window.values(FINISHED)
     if not len(share) or (finished is not None and finished[-1] - finished[0] < SEVERAL):
         return None  # too few have ended for a mean that stands still to say anything
     constant = float(np.ptp(lengths)) < 1e-6 * max(float(lengths.max()), 1.0) and lengths[-1] > 2
@@ -450,9 +451,26 @@ def _no_progress(window: Window) -> Reading | None:
         or _at_target(window)
     ):
         return None
-    now = _middle(values)
+    now = _lately(window, returns)
+    now = _middle(values) if now is None else now
     words = f"return {short(now)} after {window.progress:.0%} of the run, first {short(returns.start)}"
     return Reading((max(now, returns.high) - returns.start) / returns.noise, words)
+
+
+def _lately(window: Window, returns: Series) -> float | None:
+    """The mean return of the episodes of the run's second half, while the mean that is recorded is one over
+    all episodes and hides them; else None."""
+    ended, held = window.record.get(FINISHED), window.record.get("rollout/window_episodes")
+    finished = window.series(FINISHED)
+    if ended is None or held is None or ended > held or finished is None:
+        return None
+    steps, means = returns.steps(), returns.values()
+    half = int(np.searchsorted(steps, (steps[0] + steps[-1]) / 2))
+    at = int(np.searchsorted(finished.steps(), steps[half]))
+    before = float(finished.values()[min(at, len(finished.values()) - 1)])
+    if ended - before < SEVERAL:
+        return None
+    return float((ended * means[-1] - before * means[half]) / (ended - before))
 
 
 def _slow(window: Window) -> Reading | None:

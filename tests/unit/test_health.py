@@ -108,6 +108,21 @@ def test_a_mean_length_that_stands_still_because_nothing_ended_says_nothing() ->
         assert ("R21.limit_is_terminal" in alarms(engine)) == raised
 
 
+def test_a_mean_over_all_episodes_does_not_hide_that_the_late_ones_are_good() -> None:
+    """A window as long as the run: one episode per record, bad ones that vary, then good ones."""
+    returns = [-1600.0 if i < 40 and i % 2 else -900.0 if i < 40 else -1250.0 for i in range(70)] + [
+        -150.0
+    ] * 30
+    means = [float(np.mean(returns[: i + 1])) for i in range(100)]
+    edit: Edit = {
+        "rollout/ep_rew_mean": lambda i: means[i],
+        "rollout/episodes": lambda i: i + 1.0,
+        "rollout/window_episodes": lambda i: i + 1.0,
+    }
+    assert "R29.no_progress" not in alarms(engine_after(edit))
+    assert "R29.no_progress" in alarms(engine_after({**edit, "rollout/window_episodes": 50.0}))
+
+
 FLAT = {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3), "rollout/ep_len_mean": lambda i: 20.0 + (i % 3)}
 LEARNING: Edit = {"train/n_updates": lambda i: 8.0 * (i + 1), "time/iterations": lambda i: i + 1.0}
 FAULTS: dict[str, Edit] = {
