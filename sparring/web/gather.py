@@ -37,6 +37,7 @@ LONGEST_TEXT = 2_000
 
 HEADLINES = ("rollout/ep_rew_mean", "eval/mean_reward", "eval/stochastic_mean_reward")
 EVALUATIONS = {"deterministic": "eval/mean_reward", "stochastic": "eval/stochastic_mean_reward"}
+FRESH = {"best, fresh episodes": "eval/best_fresh_reward", "last, fresh episodes": "eval/last_fresh_reward"}
 GROUPS = {
     "return": "Return",
     "losses": "Losses",
@@ -425,7 +426,8 @@ def machine(run: RunDirectory) -> dict[str, str]:
 
 
 def scores(curves: Mapping[str, list[Curve]]) -> Iterable[Score]:
-    """The best and the final evaluation of both kinds; best is by the mean over all seeds."""
+    """The best and the final evaluation of both kinds, best by the mean over all seeds; then what the agents
+    that were kept earn on fresh episodes."""
     for kind, name in EVALUATIONS.items():
         if not curves.get(name):
             continue
@@ -438,6 +440,10 @@ def scores(curves: Mapping[str, list[Curve]]) -> Iterable[Score]:
             by_seed = tuple(float(value) for value in values[at])
             spread = seed_interval(values[at]) if len(by_seed) > 1 else None
             yield Score(kind, which, int(steps[at]), by_seed, spread, len(steps))
+    for which, name in FRESH.items():
+        for curve in curves.get(name, [])[:1]:  # one agent is kept, whatever the number of seeds
+            if len(curve.values) and np.isfinite(curve.values[-1]):
+                yield Score("deterministic", which, int(curve.steps[-1]), (float(curve.values[-1]),), None, 1)
 
 
 def read_alerts(

@@ -171,6 +171,19 @@ def test_best_and_final_evaluation_of_both_kinds(tmp_path: Path) -> None:
     assert all(score.interval is None for score in alone)
 
 
+def test_what_the_kept_agents_earn_on_fresh_episodes_is_shown() -> None:
+    steps = np.array([1000])
+    curves = {
+        name: [Curve(steps, np.array([1.0]), np.array([value]))]
+        for name, value in (("eval/best_fresh_reward", 41.5), ("eval/last_fresh_reward", 40.0))
+    }
+    found = list(gather.scores(curves))
+    assert [(s.which, s.step, s.by_seed) for s in found] == [
+        ("best, fresh episodes", 1000, (41.5,)),
+        ("last, fresh episodes", 1000, (40.0,)),
+    ]
+
+
 def add_alerts(run: RunDirectory, *rows: tuple[Any, ...]) -> None:
     """Alerts as (rule, level, onset, last, seed, evidence), in a table that takes anything."""
     fields = StoredAlert._fields
