@@ -131,7 +131,8 @@ def evaluation(story: Story) -> Html:
     most = max(score.evaluations for run in story.runs for score in run.scores)
     note = (
         f"The best is the highest mean of up to {most} evaluations, and choosing it flatters it; the final "
-        "one was not chosen, and fresh episodes are played after all choices. A value over several seeds is their interquartile mean with its 95 % interval."
+        "one was not chosen, and fresh episodes are played after all choices. A value over several seeds is "
+        "their interquartile mean with its 95 % interval."
     )
     head = ("run", "actions", "which", "mean return", "seeds", "step", "by seed")
     return _section("evaluation", "Evaluation", _table(head, rows), tag("p", note, class_="note"))
