@@ -63,6 +63,12 @@ CASES |= {
     "noisy": Case(Masked(), {"exploration": "noisy"}, 4),
     "recurrent": Case(CartPole(), RECURRENT, 40),
     "chosen": Case(CartPole(), {"controller": "thompson", "n_steps": 3, "normalize_obs": True}, 40),
+    "lstm": Case(CartPole(), {"core": "lstm", "core_size": 4}, 40),
+    "transformer": Case(
+        CartPole(), {"core": "transformer", "core_size": 4, "core_heads": 1, "core_window": 8}, 40
+    ),
+    "s5": Case(CartPole(), {"core": "s5", "core_size": 4}, 40),
+    "remembering": Case(MultiplyContinuous(), RECURRENT, 37),
     "drifting": Case(MultiplyContinuous(), {**NORMALISED, "noise": "ou", "frame_stack": 2, "n_steps": 2}, 37),
 }
 ON_POLICY = ("cartpole", "normalised", "truncating", "stack and gSDE", "masked", "dict")
@@ -85,9 +91,15 @@ PAIRS += [
     ("sac", "stack and gSDE"),
     ("td3", "drifting"),
     ("crossq", "stack and gSDE"),
+    ("pqn", "recurrent"),
+    *((name, core) for name in ("ppo", "dqn") for core in ("lstm", "transformer")),
+    *((name, "remembering") for name in ("sac", "td3", "crossq")),
 ]
 
 LIKE = {
+    ("pqn", "recurrent"),
+    *((name, core) for name in ("ppo", "dqn") for core in ("lstm", "transformer")),
+    *((name, "remembering") for name in ("sac", "td3", "crossq")),
     ("ppo", "stack and gSDE"),
     ("ppo", "chosen"),
     ("a2c", "stack and gSDE"),
