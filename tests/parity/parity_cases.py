@@ -98,6 +98,9 @@ PAIRS += [
 
 LIKE = {
     ("pqn", "recurrent"),
+    ("dqn", "chosen"),
+    ("ppo", "dict"),
+    ("sac", "masked"),
     *((name, core) for name in ("ppo", "dqn") for core in ("lstm", "transformer")),
     *((name, "remembering") for name in ("sac", "td3", "crossq")),
     ("ppo", "stack and gSDE"),

@@ -8,8 +8,17 @@ from parity_cases import host, unequal
 
 from sparring.drivers.host import Host
 
+LIKE = [pytest.mark.slow, pytest.mark.exhaustive]
 
-@pytest.mark.parametrize(("name", "case"), [("ppo", "truncating"), ("dqn", "rainbow"), ("sac", "masked")])
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param("sac", "masked", marks=pytest.mark.slow),
+        pytest.param("ppo", "truncating", marks=LIKE),
+        pytest.param("dqn", "rainbow", marks=LIKE),
+    ],
+)
 def test_acting_beside_the_learner_changes_nothing(
     name: str, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

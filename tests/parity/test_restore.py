@@ -50,7 +50,7 @@ REPLAYING = [
     ("dqn", "recurrent", "host"),
     ("sac", "stack and gSDE", "host"),
     ("td3", "drifting", "fused"),
-    ("crossq", "stack and gSDE", "fused"),
+    pytest.param("crossq", "stack and gSDE", "fused", marks=pytest.mark.exhaustive),
 ]
 
 

@@ -336,7 +336,9 @@ def test_an_unknown_probe_is_an_error(sparring: Shell) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "a2c", "reinforce", ALGORITHM])
+@pytest.mark.parametrize(
+    "name", ["ppo", "a2c", "reinforce", pytest.param(ALGORITHM, marks=pytest.mark.exhaustive)]
+)
 def test_every_algorithm_passes_every_probe(sparring: Shell, name: str) -> None:
     said = sparring("check-algo", name, "--json")
     assert said.code == 0, said.err

@@ -54,7 +54,9 @@ def resumes(run: Path) -> None:
     assert status["steps"] >= steps + 5000  # a kill may leave the status behind the checkpoint
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)]
+)
 def test_a_signal_saves_and_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     process = start(run)
