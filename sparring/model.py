@@ -426,8 +426,16 @@ class Model:
         from sparring.common.learning import learn
 
         interval = self.log_interval if log_interval is None else log_interval
-        again = reset_num_timesteps
-        learn(self, int(total_timesteps), callback, interval, tb_log_name, again, progress_bar, on_alert)
+        learn(
+            self,
+            int(total_timesteps),
+            callback,
+            interval,
+            tb_log_name,
+            reset_num_timesteps,
+            progress_bar,
+            on_alert,
+        )
         return self
 
     def algo(self) -> Any:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,7 +197,6 @@ class Host:
         self._ahead: tuple[list[Any], Any] | None = None
         """weights and keys to act with, where the last update left them"""
         self._policy = jax.jit(lambda algo, train: jax.tree.leaves(algo.policy(train)))
-        self._weights = Unpack(jax.eval_shape(lambda: self.algo.policy(self.algo.init(self._key))))
         self._near = self._beside()
         self._compiled_before = compile_seconds()
         self._copies = jax.default_backend() != "cpu"
@@ -484,7 +483,7 @@ class Host:
         weights, steps = self._ahead
         floats = self._floats
         if self._near is not None:
-            weights, floats = jax.device_put((self.weights(), self._floats_near), self._near)
+            weights, floats = jax.device_put(self.weights(), self._near), self._floats_near
         stream = iter(np.asarray(steps))
         compiled, remembers = self._act, self._remembers
 
@@ -501,6 +500,11 @@ class Host:
             return self._policy(self.algo, self.learner.train)
         return self._ahead[0] if self._near is None else self._weights(self._ahead[0])
 
+    @cached_property
+    def _weights(self) -> Unpack:
+        """What packed weights are taken apart by; only an accelerator's user waits for this trace."""
+        return Unpack(jax.eval_shape(lambda: self.algo.policy(self.algo.init(self._key))))
+
     def _beside(self) -> Any:
         """The processor, where networks learn on an accelerator but a step's decisions are few; else None."""
         if jax.default_backend() == "cpu" or shows_images(self.algo.spec.observation):
@@ -515,7 +519,7 @@ class Host:
     def _take_floats(self) -> None:
         """The algorithm's numbers as one array, and beside them those that acting reads."""
         self._floats = jnp.stack(jax.tree.leaves(self.algo))
-        self._floats_near = self._floats if self._near is None else np.asarray(self._floats)
+        self._floats_near = self._floats if self._near is None else jax.device_put(self._floats, self._near)
 
     def _reset(self) -> TimeStep:
         if isinstance(self.env, JaxHost):

@@ -32,8 +32,9 @@ def bytes_of(arrays: Any) -> int:
 def told(size: int, config: Any, copies: int) -> str:
     """A sentence about a replay for whoever starts a run."""
     place = "in files" if getattr(config, "buffer_folder", "") else "taken now"
-    seeds = f" for each of {copies} seeds" if copies > 1 else ""
-    return f"Replay: up to {config.buffer_size:,} steps{seeds}, {_readable(size)}, {place}; it does not grow."
+    seeds, together = (f" for each of {copies} seeds", " together") if copies > 1 else ("", "")
+    taken = f"{_readable(size)}{together}, {place}; it does not grow."
+    return f"Replay: up to {config.buffer_size:,} steps{seeds}, {taken}"
 
 
 def check_fits(needed: int, free: int | None, what: str, buffer_size: int, copies: int = 1) -> None:
