@@ -153,7 +153,10 @@ class A2C:
             nets,
             lambda nets: policy.hidden(c, nets, state.moments, rollout),
             c.activation,
-            lambda: checkup.targets(advantage + values, advantage, rollout.mask),
+            lambda: (
+                checkup.targets(advantage + values, advantage, rollout.mask)
+                | policy.logits(c, state.nets, state.moments, rollout)
+            ),
         )
         return state._replace(nets=nets, optimiser=new.state), Report(metrics)
 

@@ -237,14 +237,17 @@ class PPO(Controlled):
         counts = mask if samples.mask is None else samples.mask
         metrics |= self._describe(c, samples, returns, counts)
         metrics["train/n_updates"] = (state.iteration + 1) * c.n_epochs  # as SB3 counts: epochs, not steps
-        nets = unravel(end.flat)
+        nets, seen = unravel(end.flat), sight.clean(batch.data)
         metrics |= checkup.look(
             checkup.due(state.iteration, self.horizon),
             state.nets,
             nets,
-            lambda nets: policy.hidden(c, nets, state.moments, sight.clean(batch.data)),
+            lambda nets: policy.hidden(c, nets, state.moments, seen),
             c.activation,
-            lambda: checkup.targets(returns, returns - samples.value, counts),
+            lambda: (
+                checkup.targets(returns, returns - samples.value, counts)
+                | policy.logits(c, state.nets, state.moments, seen)
+            ),
         )
         if nets.actor.head.log_std is not None and not hasattr(nets.actor.head.log_std, "weight"):
             metrics["train/std"] = jnp.mean(jnp.exp(nets.actor.head.log_std))

@@ -168,7 +168,10 @@ class REINFORCE:
             nets,
             lambda nets: policy.hidden(c, nets, state.moments, episodes),
             c.activation,
-            lambda: checkup.targets(returns, None, episodes.mask),
+            lambda: (
+                checkup.targets(returns, None, episodes.mask)
+                | policy.logits(c, state.nets, state.moments, episodes)
+            ),
         )
         return state._replace(nets=nets, optimiser=new.state), Report(metrics)
 

@@ -55,7 +55,7 @@ def _now_and_then(algo: Algorithm, train: Any, measured: Callable[[], Metrics]) 
 
 
 def of_batch(algo: Algorithm, train: Any, batch: Batch) -> Metrics:
-    """The same scalars of the steps that an update learned from; none where the rollouts have them.
+    """The same of the steps that an update learned from; nothing where the rollouts have it.
 
     Of a window of n steps the first counts, of a sequence all that are there after the burn-in. An iteration
     is as short as its rollout, so they are looked at only as often as the networks; else they are NaN.
@@ -72,7 +72,13 @@ def of_batch(algo: Algorithm, train: Any, batch: Batch) -> Metrics:
     steps = Transition(obs, action, reward, terminated, truncated, None, None, mask=mask)
     scaling = _normaliser(algo, train)
     when = offpolicy.due(train, algo.plan.updates, algo.horizon)  # type: ignore[attr-defined]
-    return checkup.looked(when, lambda: block(partial(statistics, algo.spec))(steps, *scaling))
+    return checkup.looked(when, lambda: block(partial(_both, algo.spec))(steps, *scaling))
+
+
+def _both(spec: EnvSpec, steps: Transition, moments: Moments | None, clip: Any) -> Metrics:
+    """Scalars of steps, and the details beside them."""
+    found = statistics(spec, steps, moments, clip)
+    return found | details(spec, steps) if found else {}
 
 
 def _normaliser(algo: Algorithm, train: Any) -> tuple[Any, Any]:

@@ -114,6 +114,8 @@ METRICS: dict[str, str] = {
     "stats/entropy_relative": "Entropy of a policy of choices as a share of the largest possible one.",
     "stats/feature_rank": "Singular values of the last hidden layer above 1 % of the largest, as a share of "
     "all; measured about 200 times in a run, on a CPU.",
+    "stats/logits_<q>": "How the logits of a policy of choices are spread around their mean, over a few of "
+    "the rollout's observations; measured about 200 times in a run.",
     "stats/obs_<i>_max": "Largest value of entry `<i>` of the rollout's raw observations, which are flat and "
     "have at most 32 entries; measured about 200 times in a run.",
     "stats/obs_<i>_mean": "Mean of the same entry.",
@@ -158,6 +160,8 @@ MOST_SHARES = 18
 """Options whose shares are told one by one, at most."""
 MOST_ENTRIES = 32
 """Entries of an observation that are told one by one, at most."""
+SPREAD = ("min", "p5", "p50", "p95", "max")
+"""How the names of numbers end that tell how something is spread."""
 OF_BATCH = frozenset(
     {
         "stats/action_saturation",
@@ -171,18 +175,16 @@ OF_BATCH = frozenset(
         "stats/reward_std",
         "stats/terminated_share",
     }
+).union(
+    (f"stats/rewards_{what}" for what in SPREAD),
+    (f"stats/obs_{i}_{what}" for i in range(MOST_ENTRIES) for what in ("min", "mean", "max", "std")),
+    (f"stats/action_share_{i}" for i in range(MOST_SHARES)),
 )
 """What is said of a rollout or, where rollouts are short, of a sampled batch."""
 LOOKED_AT = OF_BATCH | {"stats/update_size", "stats/param_norm", "stats/dead_units", "stats/feature_rank"}
 """What looks inside an update find: at networks or, where rollouts are short, at a sampled batch."""
-SPREAD = ("min", "p5", "p50", "p95", "max")
-"""How the names of numbers end that tell how something is spread."""
-SPREADS = ("rollout/ep_returns", "stats/rewards", "stats/advantages", "stats/value_targets")
-SPARSE = LOOKED_AT.union(
-    (f"{name}_{what}" for name in SPREADS for what in SPREAD),
-    (f"stats/obs_{i}_{what}" for i in range(MOST_ENTRIES) for what in ("min", "mean", "max", "std")),
-    (f"stats/action_share_{i}" for i in range(MOST_SHARES)),
-)
+SPREADS = ("rollout/ep_returns", "stats/advantages", "stats/logits", "stats/value_targets")
+SPARSE = LOOKED_AT.union(f"{name}_{what}" for name in SPREADS for what in SPREAD)
 """Metrics that are NaN in an iteration in which nobody looked."""
 OF_UPDATES = LOOKED_AT | {
     "stats/priority_ess",

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from sparring.errors import ConfigError, SpaceMismatch
 from sparring.nets.layers import Dense
@@ -196,6 +196,19 @@ class Head(eqx.Module):
             case _:
                 gaussian = Gaussian(out, self._log_std(latent, out), legal)
                 return TanhGaussian(gaussian) if self.codec.squash else gaussian
+
+    def logits(self, latent: Float[Array, "*N I"]) -> tuple[Array, Bool[Array, "branches options"]]:
+        """What choices are drawn by, [*N, branches, options], and which of them are no padding."""
+        out = self.dense(latent)
+        match self.codec.inner:
+            case MultiBinary(n):
+                sizes: tuple[int, ...] = (2,) * n
+                out = jnp.stack([jnp.zeros_like(out), out], axis=-1)
+            case MultiDiscrete(found):
+                sizes = found
+            case _:
+                sizes = (out.shape[-1],)
+        return out.reshape((*latent.shape[:-1], len(sizes), max(sizes))), branches(sizes, None)
 
     def _log_std(self, latent: Array, mean: Array) -> Array:
         if isinstance(self.log_std, Dense):

@@ -20,7 +20,7 @@ from sparring.ops.distributions import Distribution
 from sparring.ops.keys import several
 from sparring.ops.statistics import Moments
 from sparring.spaces import Box, EnvSpec
-from sparring.types import Behaviour, Key, Obs, Transition, View
+from sparring.types import Behaviour, Key, Metrics, Obs, Transition, View
 
 
 @configuration
@@ -262,15 +262,30 @@ def hidden(
 ) -> list[list[Array]]:
     """What the hidden layers of policy and value make of a few observations [T, B, …], each by itself."""
     trunk, critic = nets.actor.trunk, nets.critic
-    shown = sight.normalised(
-        config.clip_obs, moments, trunk.space, checkup.sampled(sight.seen(rollout), rollout.reward.ndim)
-    )
+    shown = _few(config, trunk, moments, rollout)
     features = sight.alone(trunk, shown)
     found = [nets.actor.body.hidden(features)]
     if critic is not None:
         own = features if critic.trunk is None else sight.alone(critic.trunk, shown)
         found.append(critic.body.hidden(own))
     return found
+
+
+def logits(config: PolicyConfig, nets: Nets, moments: Moments | None, rollout: Transition) -> Metrics:
+    """How the logits of choices are spread around their mean, on those observations; nothing of numbers."""
+    actor = nets.actor
+    if isinstance(actor.head.codec.inner, Box):
+        return {}
+    latent = actor.body(sight.alone(actor.trunk, _few(config, actor.trunk, moments, rollout)))
+    table, exists = actor.head.logits(latent)
+    centred = table - jnp.mean(table, axis=-1, keepdims=True, where=exists)
+    return checkup.spread("stats/logits", centred, jnp.broadcast_to(exists, table.shape))
+
+
+def _few(config: PolicyConfig, trunk: Trunk, moments: Moments | None, rollout: Transition) -> Obs:
+    """Some of a rollout's observations, as the torso gets them."""
+    some = checkup.sampled(sight.seen(rollout), rollout.reward.ndim)
+    return sight.normalised(config.clip_obs, moments, trunk.space, some)
 
 
 def drawn(rollout: Transition) -> Array:

@@ -44,6 +44,9 @@ class AgentConfig:
     """inputs that a transformer looks back on, the newest included"""
     frame_stack: int = 1
     """observations shown together, newest last; an episode starts with its first one repeated"""
+    fourier: int = 0
+    """sines and cosines of every number of the newest frame, at frequencies 1, 2, 4, … that many: for worlds
+    where small differences decide; with normalize_obs"""
     normalize_obs: bool = False
     """running normalisation of observations (images excepted)"""
     normalize_reward: bool = False
@@ -121,11 +124,14 @@ def trunk(spec: EnvSpec, config: AgentConfig, key: Key, gain: float | None) -> T
             f"There is no network {config.network!r}.{nearest(config.network, ('auto', 'mlp', 'cnn'))} "
             "Known: auto, mlp, cnn, or file.py:Name for one of your own."
         )
+    if config.fourier < 0:
+        raise ConfigError(f"fourier must be 0 or a number of frequencies, got {config.fourier}.")
     torso: Any
     if is_reference(config.network):
         torso = custom_torso(config.network)(torso_key, spec.observation, config.frame_stack)
     else:
-        torso = Torso(torso_key, spec.observation, config.frame_stack, gain, images=config.network != "mlp")
+        images_apart, stack, waves = config.network != "mlp", config.frame_stack, config.fourier
+        torso = Torso(torso_key, spec.observation, stack, gain, images_apart, waves)
     if config.core == "none":
         return Trunk(torso, None)
     shape = (config.core_size, config.core_layers, config.core_heads, config.core_window)

@@ -19,17 +19,22 @@ from sparring.types import Obs
 class Torso(eqx.Module):
     """Flattens vectors, one-hot encodes choices, and sends images through a NatureCNN; joins all parts.
 
-    With `frames` > 1 every array of an observation has a stack axis before the axes of its space.
+    With `frames` > 1 every array of an observation has a stack axis before the axes of its space. Beside the
+    numbers of the newest frame go their `waves`: a small difference of a number is a large one of its wave.
     """
 
     cnns: dict[str, NatureCNN]
     space: Space = eqx.field(static=True)
     frames: int = eqx.field(static=True)
+    waves: int = eqx.field(static=True)
 
-    def __init__(self, key: Any, space: Space, frames: int, gain: float | None, images: bool = True):
+    def __init__(
+        self, key: Any, space: Space, frames: int, gain: float | None, images: bool = True, waves: int = 0
+    ):
         """`images=False` flattens images too."""
         self.space = space
         self.frames = frames
+        self.waves = waves
         self.cnns = {}
         for index, (name, part) in enumerate(parts(space)):
             if images and isinstance(part, Box) and part.is_image:
@@ -41,9 +46,12 @@ class Torso(eqx.Module):
     def outputs(self) -> int:
         """Length of the feature vector."""
         return sum(
-            self.cnns[name].outputs if name in self.cnns else self.frames * width(part)
+            self.cnns[name].outputs if name in self.cnns else self._width(part)
             for name, part in parts(self.space)
         )
+
+    def _width(self, part: Space) -> int:
+        return (self.frames + 2 * self.waves * isinstance(part, Box)) * width(part)
 
     def __call__(self, obs: Obs) -> Float[Array, "*N F"]:
         features = []
@@ -53,8 +61,15 @@ class Torso(eqx.Module):
                 assert isinstance(part, Box)
                 features.append(self.cnns[name](_channels_last(part, x, self.frames)))
             else:
-                features.append(_flat(part, x, self.frames))
+                flat = _flat(part, x, self.frames)
+                newest = flat[..., -width(part) :]
+                features += [flat, *(_waves(newest, self.waves) if isinstance(part, Box) else ())]
         return features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
+
+
+def _waves(x: Array, count: int) -> list[Array]:
+    """Sines and cosines of every number at frequencies 1, 2, 4, … (Tancik et al. 2020)."""
+    return [wave(x * 2.0**octave) for octave in range(count) for wave in (jnp.sin, jnp.cos)]
 
 
 def width(space: Space) -> int:

@@ -187,9 +187,14 @@ def test_a_learner_from_replay_says_what_it_sees(name: str, env: Any, train_freq
         assert 0.0 <= last["stats/action_saturation"] < 0.2
         assert 0.1 < last["stats/obs_std_max"] < 10.0
         assert last["stats/reward_mean"] < 0.0
+        assert -8.0 <= last["stats/obs_2_min"] < last["stats/obs_2_mean"] < last["stats/obs_2_max"] <= 8.0
+        assert last["stats/rewards_min"] < last["stats/reward_mean"] < last["stats/rewards_max"] <= 0.0
     else:
         assert last["stats/reward_mean"] == 1.0
         assert 0.5 <= last["stats/action_top_share"] <= 1.0
+        shares = [last["stats/action_share_0"], last["stats/action_share_1"]]
+        assert sum(shares) == pytest.approx(1.0)
+        assert max(shares) == pytest.approx(last["stats/action_top_share"])
         assert last["stats/terminated_share"] in (-1.0, 1.0)
 
 
@@ -198,7 +203,7 @@ def test_an_actor_critic_says_how_its_targets_are_spread():
     algo = agent("ppo", CartPole(), 4, 10.0, n_steps=16)
     (trace,) = Fused(algo, CartPole(), 4, (0,)).advance(10)
     last = measured({n: float(x[-1]) for n, x in trace.items()})
-    for name in ("stats/advantages", "stats/value_targets", "rollout/ep_returns"):
+    for name in ("stats/advantages", "stats/value_targets", "stats/logits", "rollout/ep_returns"):
         values = [last[f"{name}_{what}"] for what in SPREAD]
         assert values == sorted(values)
         assert values[0] < values[-1]
@@ -206,6 +211,7 @@ def test_an_actor_critic_says_how_its_targets_are_spread():
     assert last["stats/advantage_max"] == pytest.approx(largest, rel=1e-6)
     assert last["stats/action_share_0"] + last["stats/action_share_1"] == pytest.approx(1.0)
     assert last["train/value_loss_root"] == pytest.approx(last["train/value_loss"] ** 0.5, rel=1e-5)
+    assert last["stats/logits_min"] == pytest.approx(-last["stats/logits_max"], abs=1e-6)  # of two options
 
 
 def test_an_algorithm_that_does_not_count_its_iterations_has_no_details() -> None:

@@ -75,6 +75,20 @@ def test_a_stack_of_vectors_is_flattened_oldest_first():
     np.testing.assert_array_equal(got, [[1.0, 2.0, 3.0, 4.0]])
 
 
+def test_waves_of_the_newest_frame_follow_its_numbers():
+    space = Dict((("a", Box((1,))), ("b", Discrete(2))))
+    obs = {"a": jnp.array([[[7.0], [0.3]]]), "b": jnp.array([[0, 1]])}
+    torso = Torso(jax.random.key(0), space, 2, None, waves=2)
+    waves = [np.sin(0.3), np.cos(0.3), np.sin(0.6), np.cos(0.6)]
+    np.testing.assert_allclose(torso(obs), [[7.0, 0.3, *waves, 1.0, 0.0, 0.0, 1.0]], rtol=1e-6)
+    assert torso.outputs == 10
+
+
+def test_a_negative_number_of_waves_is_refused():
+    with pytest.raises(ConfigError, match="fourier"):
+        build(EnvSpec("x", Box((2,)), Discrete(2)), PolicyConfig(fourier=-1), jax.random.key(0))
+
+
 @pytest.mark.parametrize(("layout", "channels"), [("HWC", 3), ("CHW", 3), ("HW", 1)])
 def test_height_width_and_channels_of_every_layout(layout, channels):
     assert image_shape(Box(IMAGES[layout], 0, 255, "uint8")) == (36, 40, channels)
