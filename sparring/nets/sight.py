@@ -20,7 +20,7 @@ from sparring.ops import statistics
 from sparring.ops.keys import several
 from sparring.ops.statistics import Moments
 from sparring.reference import is_reference
-from sparring.spaces import Box, EnvSpec, Space, describe, parts, zeros
+from sparring.spaces import Box, EnvSpec, Space, describe, parts, shows_images, zeros
 from sparring.types import Key, Obs, Transition, View
 
 
@@ -44,6 +44,9 @@ class AgentConfig:
     """inputs that a transformer looks back on, the newest included"""
     frame_stack: int = 1
     """observations shown together, newest last; an episode starts with its first one repeated"""
+    frame_differences: bool = False
+    """numbers of the older frames of a stack as how far the next is from them, eightfold, at most 10: shows
+    what moves; with normalize_obs"""
     fourier: int = 0
     """sines and cosines of every number of the newest frame, at frequencies 1, 2, 4, … that many: for worlds
     where small differences decide; with normalize_obs"""
@@ -113,8 +116,7 @@ def alone(trunk: Trunk, shown: Obs) -> Array:
 def trunk(spec: EnvSpec, config: AgentConfig, key: Key, gain: float | None) -> Trunk:
     """A freshly initialised torso and core."""
     torso_key, core_key = several(key, 2)
-    images = [p for _, p in parts(spec.observation) if isinstance(p, Box) and p.is_image]
-    if config.network == "cnn" and not images:
+    if config.network == "cnn" and not shows_images(spec.observation):
         raise ConfigError(
             f"network='cnn' needs images (bytes of at least 36×36); {spec.id} observes "
             f"{describe(spec.observation)}. Use network='mlp'."
@@ -124,14 +126,23 @@ def trunk(spec: EnvSpec, config: AgentConfig, key: Key, gain: float | None) -> T
             f"There is no network {config.network!r}.{nearest(config.network, ('auto', 'mlp', 'cnn'))} "
             "Known: auto, mlp, cnn, or file.py:Name for one of your own."
         )
+    if config.frame_differences and config.frame_stack == 1:
+        raise ConfigError("frame_differences needs frames to differ: set frame_stack to 2 or more.")
     if config.fourier < 0:
         raise ConfigError(f"fourier must be 0 or a number of frequencies, got {config.fourier}.")
     torso: Any
     if is_reference(config.network):
         torso = custom_torso(config.network)(torso_key, spec.observation, config.frame_stack)
     else:
-        images_apart, stack, waves = config.network != "mlp", config.frame_stack, config.fourier
-        torso = Torso(torso_key, spec.observation, stack, gain, images_apart, waves)
+        torso = Torso(
+            torso_key,
+            spec.observation,
+            config.frame_stack,
+            gain,
+            images=config.network != "mlp",
+            motion=config.frame_differences,
+            waves=config.fourier,
+        )
     if config.core == "none":
         return Trunk(torso, None)
     shape = (config.core_size, config.core_layers, config.core_heads, config.core_window)

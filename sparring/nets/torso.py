@@ -15,25 +15,38 @@ from sparring.ops.keys import derive
 from sparring.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, parts
 from sparring.types import Obs
 
+MAGNIFIED, AT_MOST = 8.0, 10.0
+"""How much larger a change is shown than what changed, and the largest that is shown."""
+
 
 class Torso(eqx.Module):
     """Flattens vectors, one-hot encodes choices, and sends images through a NatureCNN; joins all parts.
 
-    With `frames` > 1 every array of an observation has a stack axis before the axes of its space. Beside the
-    numbers of the newest frame go their `waves`: a small difference of a number is a large one of its wave.
+    With `frames` > 1 every array of an observation has a stack axis before the axes of its space; `motion`
+    shows numbers of older frames as what has changed since. Beside the numbers of the newest frame go their
+    `waves`: a small difference of a number is a large one of its wave.
     """
 
     cnns: dict[str, NatureCNN]
     space: Space = eqx.field(static=True)
     frames: int = eqx.field(static=True)
+    motion: bool = eqx.field(static=True)
     waves: int = eqx.field(static=True)
 
     def __init__(
-        self, key: Any, space: Space, frames: int, gain: float | None, images: bool = True, waves: int = 0
+        self,
+        key: Any,
+        space: Space,
+        frames: int,
+        gain: float | None,
+        images: bool = True,
+        motion: bool = False,
+        waves: int = 0,
     ):
         """`images=False` flattens images too."""
         self.space = space
         self.frames = frames
+        self.motion = motion
         self.waves = waves
         self.cnns = {}
         for index, (name, part) in enumerate(parts(space)):
@@ -50,6 +63,14 @@ class Torso(eqx.Module):
             for name, part in parts(self.space)
         )
 
+    def _numbers(self, part: Space, flat: Array) -> list[Array]:
+        """Flat frames of a leaf as the body gets them."""
+        if not isinstance(part, Box):
+            return [flat]
+        size = width(part)
+        shown = _changes(flat, size) if self.motion else flat
+        return [shown, *_waves(flat[..., -size:], self.waves)]
+
     def _width(self, part: Space) -> int:
         return (self.frames + 2 * self.waves * isinstance(part, Box)) * width(part)
 
@@ -61,10 +82,14 @@ class Torso(eqx.Module):
                 assert isinstance(part, Box)
                 features.append(self.cnns[name](_channels_last(part, x, self.frames)))
             else:
-                flat = _flat(part, x, self.frames)
-                newest = flat[..., -width(part) :]
-                features += [flat, *(_waves(newest, self.waves) if isinstance(part, Box) else ())]
+                features += self._numbers(part, _flat(part, x, self.frames))
         return features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
+
+
+def _changes(frames: Array, size: int) -> Array:
+    """Flat frames [..., k·size], oldest first: the older ones as how far the next is from them, magnified."""
+    steps = MAGNIFIED * (frames[..., size:] - frames[..., :-size])
+    return jnp.concatenate([jnp.clip(steps, -AT_MOST, AT_MOST), frames[..., -size:]], axis=-1)
 
 
 def _waves(x: Array, count: int) -> list[Array]:

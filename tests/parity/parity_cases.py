@@ -113,6 +113,7 @@ LIKE = {
     ("ppo", "masked"),
     ("ppo", "normalised"),
     ("crossq", "stack and gSDE"),
+    ("ppo", "cartpole"),
 }
 """Pairs whose parts are all in others, too: only `make exhaustive` runs them."""
 

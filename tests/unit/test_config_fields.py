@@ -99,6 +99,7 @@ SIGHT = {
     "core_heads": Trial(2, GATED),
     "core_window": Trial(3, GATED),
     "frame_stack": Trial(2),
+    "frame_differences": Trial(True, {"frame_stack": 2}),
     "fourier": Trial(1),
     "normalize_obs": Trial(False),
     "normalize_reward": Trial(False),

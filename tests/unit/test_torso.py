@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,9 +86,17 @@ def test_waves_of_the_newest_frame_follow_its_numbers():
     assert torso.outputs == 10
 
 
-def test_a_negative_number_of_waves_is_refused():
-    with pytest.raises(ConfigError, match="fourier"):
-        build(EnvSpec("x", Box((2,)), Discrete(2)), PolicyConfig(fourier=-1), jax.random.key(0))
+def test_changes_stand_for_older_frames():
+    space = Dict((("a", Box((2,))), ("b", Discrete(2))))
+    obs = {"a": jnp.array([[[1.0, 2.0], [4.0, 2.0], [4.5, 3.0]]]), "b": jnp.array([[0, 1, 1]])}
+    torso = Torso(jax.random.key(0), space, 3, None, motion=True)
+    np.testing.assert_allclose(torso(obs), [[10.0, 0.0, 4.0, 8.0, 4.5, 3.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0]])
+
+
+@pytest.mark.parametrize(("name", "value"), [("fourier", -1), ("frame_differences", True)])
+def test_what_no_torso_can_show_is_refused(name: str, value: Any):
+    with pytest.raises(ConfigError, match=name):
+        build(EnvSpec("x", Box((2,)), Discrete(2)), PolicyConfig(**{name: value}), jax.random.key(0))
 
 
 @pytest.mark.parametrize(("layout", "channels"), [("HWC", 3), ("CHW", 3), ("HW", 1)])
