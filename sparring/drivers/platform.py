@@ -33,8 +33,12 @@ def prepare(device: str = "auto", large: bool = False) -> None:
 
     They run synchronously, which halves the cost of acting, and on the calling thread: handing the kernels
     of a small network to a pool costs more than computing them. `large` networks (images) keep the pool.
-    Without effect on what jax has already fixed by starting its backend, and on a choice made in XLA_FLAGS.
+    OpenBLAS, which finds the rank of features now and then, keeps to that thread too: its pool goes on
+    spinning for milliseconds after every call and takes the core that learning needs.
+    Without effect on what jax has already fixed by starting its backend, on an OpenBLAS that is loaded, and
+    on a choice made in XLA_FLAGS or OPENBLAS_NUM_THREADS.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     flags = os.environ.get("XLA_FLAGS", "")
     if not large and "xla_cpu_multi_thread_eigen" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {ONE_THREAD}".strip()

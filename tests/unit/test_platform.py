@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sparring.drivers.platform import prune
 
 PROGRAM = """
@@ -47,3 +49,26 @@ def test_the_oldest_programs_go_first(tmp_path: Path):
     prune(tmp_path, 250)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["middle", "new"]
     prune(tmp_path / "missing", 0)
+
+
+THREADS = """
+import ctypes, pathlib
+import jax.numpy as jnp
+from sparring.drivers.platform import prepare
+prepare("cpu")
+jnp.linalg.eigvalsh(jnp.eye(4)).block_until_ready()  # loads scipy's OpenBLAS
+lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+(path,) = {line.split()[-1] for line in lines if "libscipy_openblas-" in line}
+print(ctypes.CDLL(path).scipy_openblas_get_num_threads())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("chosen", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "2"}, "2")])
+def test_openblas_has_one_thread_unless_the_user_says_otherwise(chosen: dict[str, str], threads: str):
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"} | chosen
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == threads
