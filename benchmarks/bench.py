@@ -195,8 +195,8 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    merged = [r for r in kept if r["case"] not in cases] + results
-    RESULTS.write_text(json.dumps({"machine": machine, "results": merged}, indent=1) + "\n")
+    merged = [r for r in kept if r["case"] not in cases] + [{**r, "machine": machine} for r in results]
+    RESULTS.write_text(json.dumps({"results": merged}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -150,14 +150,12 @@ def speed() -> list[str]:
     path = RESULTS / "bench.json"
     if not path.exists():
         return ["Not measured yet."]
-    data = json.loads(path.read_text())
-    machine, results = data["machine"], data["results"]
+    results = json.loads(path.read_text())["results"]
     lines = [
-        f"`make bench` on {machine['cores']} cores of {machine['processor']}, Python {machine['python']}, "
-        f"{machine['date']}. Systems take turns; median (lowest to highest) of the rounds.",
+        "`make bench`. Systems take turns; median (lowest to highest) of the rounds.",
         "",
-        "| case | system | steps/s | sparring is |",
-        "|---|---|---|---|",
+        "| case | system | steps/s | sparring is | machine |",
+        "|---|---|---|---|---|",
     ]
     for case in dict.fromkeys(r["case"] for r in results if "steps_per_second" in r and r["case"] != "seeds"):
         speeds: dict[str, list[float]] = defaultdict(list)
@@ -165,10 +163,12 @@ def speed() -> list[str]:
             if r["case"] == case:
                 speeds[r["system"]].append(r["steps_per_second"])
         ours = statistics.median(speeds["sparring"])
+        machine = next(r["machine"] for r in results if r["case"] == case)
+        where = f"{machine['cores']} cores of {machine['processor']}, {machine['date']}"
         for system, values in speeds.items():
             middle = statistics.median(values)
             spread = f"{middle:,.0f} ({min(values):,.0f} to {max(values):,.0f})"
-            lines.append(f"| {case} | {system} | {spread} | {ours / middle:.2f} × |")
+            lines.append(f"| {case} | {system} | {spread} | {ours / middle:.2f} × | {where} |")
     lines += ["", "| what | median | spread |", "|---|---|---|"]
     one = [r["seconds"] for r in results if r["case"] == "seeds" and r["system"] == "1 seeds"]
     eight = [r["seconds"] for r in results if r["case"] == "seeds" and r["system"] == "8 seeds"]
