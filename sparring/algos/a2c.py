@@ -155,7 +155,7 @@ class A2C:
             c.activation,
             lambda: (
                 checkup.targets(advantage + values, advantage, rollout.mask)
-                | policy.logits(c, state.nets, state.moments, rollout)
+                | policy.logit_spread(c, state.nets, state.moments, rollout)
             ),
         )
         return state._replace(nets=nets, optimiser=new.state), Report(metrics)

@@ -191,7 +191,8 @@ class PPO(Controlled):
 
     def update(self, state: TrainState, batch: Batch, key: Key) -> tuple[TrainState, Report]:
         c = self._now(state)
-        samples, returns, mask = self._targets(c, state, sight.clean(batch.data))
+        rollout = sight.clean(batch.data)
+        samples, returns, mask = self._targets(c, state, rollout)
         flat, unravel = ravel_pytree(state.nets)
         rule = optim.transform("adam", c.adam_eps)
 
@@ -237,16 +238,16 @@ class PPO(Controlled):
         counts = mask if samples.mask is None else samples.mask
         metrics |= self._describe(c, samples, returns, counts)
         metrics["train/n_updates"] = (state.iteration + 1) * c.n_epochs  # as SB3 counts: epochs, not steps
-        nets, seen = unravel(end.flat), sight.clean(batch.data)
+        nets = unravel(end.flat)
         metrics |= checkup.look(
             checkup.due(state.iteration, self.horizon),
             state.nets,
             nets,
-            lambda nets: policy.hidden(c, nets, state.moments, seen),
+            lambda nets: policy.hidden(c, nets, state.moments, rollout),
             c.activation,
             lambda: (
                 checkup.targets(returns, returns - samples.value, counts)
-                | policy.logits(c, state.nets, state.moments, seen)
+                | policy.logit_spread(c, state.nets, state.moments, rollout)
             ),
         )
         if nets.actor.head.log_std is not None and not hasattr(nets.actor.head.log_std, "weight"):

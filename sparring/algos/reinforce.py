@@ -170,7 +170,7 @@ class REINFORCE:
             c.activation,
             lambda: (
                 checkup.targets(returns, None, episodes.mask)
-                | policy.logits(c, state.nets, state.moments, episodes)
+                | policy.logit_spread(c, state.nets, state.moments, episodes)
             ),
         )
         return state._replace(nets=nets, optimiser=new.state), Report(metrics)

@@ -17,8 +17,7 @@ from sparring import actor
 from sparring.actor import Episodes
 from sparring.drivers.platform import once_options
 from sparring.drivers.statistics import of_batch, of_episodes, of_normaliser, of_rollout
-from sparring.metrics.registry import OF_BATCH
-from sparring.nets import checkup
+from sparring.metrics.registry import LOOKED_AT
 from sparring.ops import keys
 from sparring.ops.seam import block
 from sparring.replay.size import check_fits, free_bytes, replay_bytes
@@ -258,6 +257,6 @@ def updates(
 def _summary(name: str, trace: jax.Array) -> jax.Array:
     """One number for all updates: the last of a count or a look inside, the largest of a maximum, or the
     mean."""
-    if jnp.issubdtype(trace.dtype, jnp.integer) or name in checkup.NAMES or name in OF_BATCH:
+    if jnp.issubdtype(trace.dtype, jnp.integer) or name in LOOKED_AT:
         return trace[-1]
     return jnp.max(trace) if name.endswith("_max") else jnp.mean(trace)

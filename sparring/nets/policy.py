@@ -271,7 +271,7 @@ def hidden(
     return found
 
 
-def logits(config: PolicyConfig, nets: Nets, moments: Moments | None, rollout: Transition) -> Metrics:
+def logit_spread(config: PolicyConfig, nets: Nets, moments: Moments | None, rollout: Transition) -> Metrics:
     """How the logits of choices are spread around their mean, on those observations; nothing of numbers."""
     actor = nets.actor
     if isinstance(actor.head.codec.inner, Box):

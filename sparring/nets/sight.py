@@ -132,6 +132,11 @@ def trunk(spec: EnvSpec, config: AgentConfig, key: Key, gain: float | None) -> T
         raise ConfigError(f"fourier must be 0 or a number of frequencies, got {config.fourier}.")
     torso: Any
     if is_reference(config.network):
+        if config.frame_differences or config.fourier:
+            raise ConfigError(
+                f"network={config.network!r} gets the frames as they are: leave fourier at 0 and "
+                "frame_differences off, or do in it what they do."
+            )
         torso = custom_torso(config.network)(torso_key, spec.observation, config.frame_stack)
     else:
         torso = Torso(

@@ -179,7 +179,7 @@ CASES = [
 
 
 @given(seed=st.integers(0, 10**6), case=st.sampled_from(CASES), share=st.floats(0.1, 1.0))
-@settings(max_examples=15)
+@settings(max_examples=30)
 def test_the_blocks_are_those_of_a_plain_model(seed, case, share):
     steps, rows, capacity, length, burn_in, stride, masked, ends, first = case
     replay = Sequence(capacity, 8, length, burn_in, stride)

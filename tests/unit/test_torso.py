@@ -93,10 +93,17 @@ def test_changes_stand_for_older_frames():
     np.testing.assert_allclose(torso(obs), [[10.0, 0.0, 4.0, 8.0, 4.5, 3.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0]])
 
 
-@pytest.mark.parametrize(("name", "value"), [("fourier", -1), ("frame_differences", True)])
-def test_what_no_torso_can_show_is_refused(name: str, value: Any):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fourier", {"fourier": -1}),
+        ("frame_differences", {"frame_differences": True}),
+        ("network", {"network": "mine.py:Torso", "fourier": 1}),
+    ],
+)
+def test_what_no_torso_can_show_is_refused(name: str, settings: dict[str, Any]):
     with pytest.raises(ConfigError, match=name):
-        build(EnvSpec("x", Box((2,)), Discrete(2)), PolicyConfig(**{name: value}), jax.random.key(0))
+        build(EnvSpec("x", Box((2,)), Discrete(2)), PolicyConfig(**settings), jax.random.key(0))
 
 
 @pytest.mark.parametrize(("layout", "channels"), [("HWC", 3), ("CHW", 3), ("HW", 1)])
