@@ -480,6 +480,7 @@ ALWAYS = frozenset(
         "rollout/ep_rew_mean",
         "rollout/episodes",
         "rollout/ep_len_mean",
+        "train/clip_range",
         "train/learning_rate",
         "train/n_updates",
         "train/ent_coef",

@@ -23,6 +23,8 @@ LOSSES = ("train/value_loss", "train/critic_loss")
 VALUES = ("stats/value_target_max", *LOSSES)
 SIGNIFICANT = 2.0
 """Standard errors by which a bandit's best arm must stand out to be known as better."""
+CLOSED = 0.05
+"""Share of its largest value below which a clip range is as good as zero."""
 SEVERAL = 3
 """Episodes that must have ended for a mean length that stands still to say that all are alike."""
 HEADS = r"train/entropy_\d+"
@@ -172,6 +174,14 @@ def _kl_low(window: Window) -> Reading | None:
         return None
     value = _middle(values)
     return Reading(value, f"approx_kl {short(value)} and the return does not rise")
+
+
+def _clip_high(window: Window) -> Reading | None:
+    """The share of clipped samples, unless a schedule has closed the range: then every change is clipped."""
+    allowed, now = window.series("train/clip_range"), window.last("train/clip_range")
+    if allowed is not None and now is not None and now < CLOSED * allowed.high:
+        return None
+    return _median_of("train/clip_fraction", "clip_fraction")(window)
 
 
 def _clip_zero(window: Window) -> Reading | None:
@@ -731,7 +741,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "R03.clip_high",
         ("train/clip_fraction",),
-        _median_of("train/clip_fraction", "clip_fraction"),
+        _clip_high,
         "most samples are clipped",
         ("learning rate too high", "too many epochs", "acting weights are stale"),
         LOWER_RATE,

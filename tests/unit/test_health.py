@@ -123,6 +123,15 @@ def test_a_mean_over_all_episodes_does_not_hide_that_the_late_ones_are_good() ->
     assert "R29.no_progress" in alarms(engine_after({**edit, "rollout/window_episodes": 50.0}))
 
 
+def test_a_clip_range_that_closes_at_the_end_is_no_alarm() -> None:
+    closing: Edit = {
+        "train/clip_range": lambda i: 0.1 if i < 70 else 0.001,
+        "train/clip_fraction": lambda i: 0.2 if i < 70 else 0.9,
+    }
+    assert "R03.clip_high" not in alarms(engine_after(closing))
+    assert "R03.clip_high" in alarms(engine_after({**closing, "train/clip_fraction": 0.9}))
+
+
 FLAT = {"rollout/ep_rew_mean": lambda i: 20.0 + (i % 3), "rollout/ep_len_mean": lambda i: 20.0 + (i % 3)}
 LEARNING: Edit = {"train/n_updates": lambda i: 8.0 * (i + 1), "time/iterations": lambda i: i + 1.0}
 FAULTS: dict[str, Edit] = {
