@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     random.seed(0)
     killed = {"actors": 0, "learners": 0}
-    corrupt, lost = 0, []
+    corrupt = lost = 0
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         run = Run(Path(place))
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run.process.wait()
             killed["learners"] += 1
             corrupt += run.corrupt()
-            lost.append(run.step() - reached)
+            lost += run.step() < reached
             print(f"life {life}: {killed}, at step {run.step():,}, corrupt files {corrupt}", flush=True)
         end = run.step() + 3200
         run.start(end)
@@ -143,13 +143,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "steps": run.step(),
             "ended_at_goal": run.step() >= end,
             "corrupt_files": corrupt,
+            "checkpoints_lost": lost,
             "weights_left_behind": left,
             "seconds": round(time.monotonic() - began),
         }
         print(json.dumps(result))
         if options.json is not None:
             options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0 if code == 0 and corrupt == 0 and left == 0 and result["ended_at_goal"] else 1
+    return 0 if code == corrupt == lost == left == 0 and result["ended_at_goal"] else 1
 
 
 if __name__ == "__main__":

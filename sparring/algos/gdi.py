@@ -114,13 +114,13 @@ class GDIConfig(AgentConfig, BinsConfig, ControlConfig):
     """how often every step is learned from, on average"""
     prioritized: bool = False
     """sample sequences in proportion to their last error"""
-    priority_alpha: float = 0.6
+    priority_alpha: Schedulable = 0.6
     """exponent of the priority"""
     priority_beta: Schedulable = 0.4
     """exponent of the importance weights"""
     priority_initial: Literal["max", "mean"] = "max"
     """priority of what was never sampled: the largest so far, or the mean"""
-    priority_eta: float = 0.9
+    priority_eta: Schedulable = 0.9
     """weight of the largest error of a sequence against the mean"""
     sharpness_range: tuple[float, float] = (0.0, 50.0)
     """smallest and largest 1/τ of the behaviours"""

@@ -232,7 +232,7 @@ class Async(Host):
         if self._ring is None:
             self._data, self._live, ready = self._store(self._floats, self._data, self._live, rollout)
             self._ready = self._ready or bool(ready)
-            jax.block_until_ready(self._learned(False, rollout, *here))
+            self._learned(False, rollout, *here)
         else:
             self._ring.add(rollout)
             none = jax.tree.map(lambda x: x[:0], self._drawn())

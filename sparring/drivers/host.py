@@ -302,9 +302,9 @@ class Host:
             batches = self._drawn()
             copying = time.perf_counter() - began
             self.learner, metrics = _learn_from(self.algo, self.learner, rollout, batches, *here)
+            metrics = jax.block_until_ready(metrics)
         if self._controller is not None:
-            metrics = metrics | _control_metrics(self.algo, self.actor.control)
-        metrics = jax.block_until_ready(metrics)
+            metrics = metrics | jax.block_until_ready(_control_metrics(self.algo, self.actor.control))
         self.seconds["transfer"] += copying
         self.seconds["update"] += max(time.perf_counter() - began - copying, 0.0)
         self._leave_out(compile_seconds() - compiled, before, "update", "transfer")
@@ -334,7 +334,10 @@ class Host:
             compiling -= taken
 
     def _learn(self, rollout: Transition, key: Key, iteration: Any) -> Metrics:
-        """Adds the rollout to the replay and learns, in one program or, where there is a wait, in two."""
+        """Adds the rollout to the replay and learns, in one program or, where there is a wait, in two.
+
+        The metrics are numbers on the host: whoever has them has waited.
+        """
         added: bool | None = None
         if self._waits:
             self._data, self._live, ready = self._store(self._floats, self._data, self._live, rollout)

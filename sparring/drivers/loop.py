@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -15,13 +16,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparring import actor
 from sparring.actor import Episodes
+from sparring.config import resolve
 from sparring.drivers.platform import once_options
 from sparring.drivers.statistics import of_batch, of_episodes, of_normaliser, of_rollout
 from sparring.metrics.registry import LOOKED_AT
 from sparring.ops import keys
 from sparring.ops.seam import block
 from sparring.replay.size import check_fits, free_bytes, replay_bytes
-from sparring.types import ActorState, Algorithm, Batch, Key, Memory, Metrics, Report, Transition
+from sparring.types import ActorState, Algorithm, Batch, Key, Memory, Metrics, Replay, Report, Transition
 
 
 class Driver(Protocol):
@@ -225,7 +227,7 @@ def updates(
     algo: Algorithm, train: Any, memory: Memory, base: Key, ready: Any = True
 ) -> tuple[Any, Any, Metrics]:
     """The plan's updates, or none while the replay is not ready: then the metrics are zeros."""
-    replay, count = algo.replay, algo.plan.updates
+    replay, count = _replay_now(algo, train), algo.plan.updates
 
     def update(train: Any, live: Any, key: Key) -> tuple[Any, Any, Metrics]:
         now = memory._replace(live=live)
@@ -252,6 +254,13 @@ def updates(
     if ready is False:
         return train, memory.live, none
     return jax.lax.cond(ready, all_of_them, lambda train, live: (train, live, none), train, memory.live)
+
+
+def _replay_now(algo: Any, train: Any) -> Replay:
+    """The replay with the numbers of this moment, where an algorithm counts what its schedules need."""
+    if not hasattr(train, "iteration") or not hasattr(algo, "horizon"):
+        return algo.replay
+    return replace(algo, config=resolve(algo.config, train.iteration / algo.horizon)).replay
 
 
 def _summary(name: str, trace: jax.Array) -> jax.Array:

@@ -51,13 +51,13 @@ class OffPolicyConfig(AgentConfig):
     """ε of Adam"""
     prioritized: bool = False
     """sample transitions (sequences) in proportion to their last error"""
-    priority_alpha: float = 0.6
+    priority_alpha: Schedulable = 0.6
     """exponent of the priority"""
     priority_beta: Schedulable = 0.4
     """exponent of the importance weights; linear(0.4, 1) anneals it"""
     priority_initial: Literal["max", "mean"] = "max"
     """priority of what was never sampled: the largest so far, or the mean"""
-    priority_eta: float = 0.9
+    priority_eta: Schedulable = 0.9
     """weight of the largest error of a sequence against the mean"""
     buffer: Literal["auto", "device", "host"] = "auto"
     """where the replay is: beside the networks, or (auto: images) in the host's memory, every frame once"""

@@ -53,6 +53,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
             patch.setenv(name, watched.address)
         patch.setenv("WANDB_API_KEY", TOKEN)
         patch.delenv("WANDB_MODE", raising=False)
+        patch.setattr(trackers, "PATIENCE", 120.0)  # wandb starts a process; the machine may be busy
         yield watched
     watched.close()
 

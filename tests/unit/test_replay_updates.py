@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import REPLAYERS, differences, made_up, quick
-from replayed import CHOICE, NUMBERS, batch, learner, start
+from replayed import CHOICE, NUMBERS, ROWS, batch, learner, start
 
 from sparring.algos.gdi import Acted
+from sparring.config import Linear
+from sparring.drivers import loop
 from sparring.errors import ConfigError
 from sparring.replay.size import check_fits
 from sparring.types import Algorithm, Batch, Replay
@@ -180,3 +182,23 @@ def test_memory_is_asked_for_all_seeds_together():
     check_fits(10, 25, "memory", 5)
     with pytest.raises(ConfigError, match="buffer_size=5 in 3 copies takes 30 bytes of memory, but 25 bytes"):
         check_fits(30, 25, "memory", 5, 3)
+
+
+def test_priorities_follow_the_schedules_of_their_exponent_and_of_the_largest_error():
+    settings = {"core": "gru", "burn_in": 0, "sequence_length": 4, "prioritized": True, "learning_starts": 0}
+    updates = quick(lambda *given: loop.updates(*given)[1].tree.levels)
+
+    def masses(iteration: int, alpha: Any, eta: Any) -> list[np.ndarray]:
+        algo = learner("dqn", CHOICE, **settings, priority_alpha=alpha, priority_eta=eta)
+        rollout = batch(algo, steps=ROWS, count=8).data
+        carry = jax.tree.map(lambda x: jnp.zeros((8, *x.shape)), algo.carry(ROWS).core)
+        rollout = rollout._replace(extras=rollout.extras._replace(core=carry))
+        train = start(algo)._replace(iteration=jnp.int32(iteration))
+        memory = algo.replay.add(algo.replay.init(rollout), rollout)
+        return [np.asarray(level) for level in updates(algo, train, memory, jax.random.key(0))]
+
+    changing = Linear(1.0, 0.5), Linear(1.0, 0.0)
+    for iteration, constant in ((0, (1.0, 1.0)), (100, (0.5, 0.0))):
+        for got, expected in zip(masses(iteration, *changing), masses(iteration, *constant), strict=True):
+            np.testing.assert_array_equal(got, expected)
+    assert not np.array_equal(masses(0, *changing)[-1], masses(100, *changing)[-1])
