@@ -40,7 +40,8 @@ EXTRAS = (
     ("pygame", "pygame", "classic"),
 )
 
-ATARI_RAM = re.compile(r"(ALE/\w+)-ram-v5")
+ATARI_RAM = re.compile(r"(ALE/\w+|\w+)-ram((?:NoFrameskip)?-v[045])")
+MOST_NOOPS = 30
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class GymId:
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     atari_wrap: bool = False
-    """Atari preprocessing: up to 30 no-ops, skip 4 with the maximum of 2 frames, 84 x 84 grey."""
+    """Atari preprocessing: up to 30 no-ops, skip 4; of the screen the maximum of 2 frames, 84 x 84 grey"""
     life_ends_episode: bool = False
 
     @property
@@ -62,13 +63,14 @@ class GymId:
         return self.id
 
     def registered(self) -> Any:
-        """Gymnasium's specification of the id; `ALE/Pong-ram-v5` is `ALE/Pong-v5` seen through its RAM."""
+        """Gymnasium's specification of the id; `ALE/Pong-ram-v5` is `ALE/Pong-v5` seen through its RAM, and
+        so are the older `Pong-ram-v4` and `Pong-ramNoFrameskip-v4`."""
         _register_atari(self.id)
         try:
             ram = ATARI_RAM.fullmatch(self.id)
             if ram is None:
                 return gymnasium.spec(self.id)
-            spec = copy.deepcopy(gymnasium.spec(f"{ram[1]}-v5"))
+            spec = copy.deepcopy(gymnasium.spec(ram[1] + ram[2]))
             spec.kwargs["obs_type"] = "ram"
             return spec
         except gymnasium.error.DeprecatedEnv as error:
@@ -86,11 +88,14 @@ class GymId:
         spec = copy.deepcopy(self.registered())
         spec.order_enforce = False
         kwargs = dict(self.kwargs)
+        ram = (spec.kwargs | kwargs).get("obs_type") == "ram"
         if self.atari_wrap:
-            kwargs.setdefault("frameskip", 1)
+            kwargs.setdefault("frameskip", 4 if ram else 1)
         try:
             env = gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs)
-            return self._preprocess(env) if self.atari_wrap else env
+            if not self.atari_wrap:
+                return env
+            return LateStart(env) if ram else self._preprocess(env)
         except SparringError:
             raise
         except Exception as error:
@@ -99,13 +104,24 @@ class GymId:
     def _preprocess(self, env: Any) -> Any:
         return gymnasium.wrappers.AtariPreprocessing(
             env,
-            noop_max=30,
+            noop_max=MOST_NOOPS,
             frame_skip=4,
             screen_size=84,
             terminal_on_life_loss=self.life_ends_episode,
             grayscale_obs=True,
             grayscale_newaxis=True,
         )
+
+
+class LateStart(gymnasium.Wrapper):
+    """An Atari game whose episodes begin after 1 to 30 frames without input, as many as its seed says."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        _, info = self.env.reset(**kwargs)
+        console: Any = self.env.unwrapped
+        for _ in range(int(console.np_random.integers(1, MOST_NOOPS + 1))):
+            console.ale.act(0)
+        return console.ale.getRAM(), info
 
 
 @dataclass(frozen=True)
@@ -167,7 +183,8 @@ def explain(label: str, kwargs: dict[str, Any], error: Exception) -> SparringErr
 def _register_atari(env_id: str) -> None:
     """Atari ids exist only once ale_py is imported."""
     base = env_id.partition("-v")[0]
-    wanted = env_id.startswith("ALE/") or base.endswith(("NoFrameskip", "Deterministic"))
+    old = base.endswith(("NoFrameskip", "Deterministic")) or ATARI_RAM.fullmatch(env_id) is not None
+    wanted = env_id.startswith("ALE/") or old
     if wanted and env_id not in gymnasium.registry and importlib.util.find_spec("ale_py") is not None:
         ale = importlib.import_module("ale_py")
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # a banner for every row otherwise

@@ -296,6 +296,24 @@ def test_pong_with_ram_observations() -> None:
     rows.close()
 
 
+def test_old_ids_of_ram_are_their_games_and_begin_late_by_their_seed() -> None:
+    pytest.importorskip("ale_py")
+    plain, wrapped = GymId("Pong-ram-v4")(), GymId("Pong-ramNoFrameskip-v4", atari_wrap=True)()
+    began, seen = [], []
+    for seed in (3, 3, 4, 5, 6):
+        seen.append(wrapped.reset(seed=seed)[0])
+        began.append(wrapped.unwrapped.ale.getEpisodeFrameNumber())
+    assert plain.reset(seed=3)[0].shape == seen[0].shape == (128,)
+    assert (plain.spec.id, wrapped.spec.id) == ("Pong-v4", "PongNoFrameskip-v4")
+    assert wrapped.unwrapped.ale.getFloat("repeat_action_probability") == 0.0
+    assert np.array_equal(seen[0], seen[1])
+    assert 1 <= min(began) < max(began) <= 30
+    wrapped.step(0)
+    assert wrapped.unwrapped.ale.getEpisodeFrameNumber() == began[-1] + 4
+    plain.close()
+    wrapped.close()
+
+
 def test_pong_with_pixels_resumes_exactly() -> None:
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
