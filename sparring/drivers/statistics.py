@@ -173,10 +173,11 @@ def _observations(spec: EnvSpec, rollout: Transition, moments: Moments | None, c
         clipped = jnp.mean((jnp.abs(flat) >= clip).astype(jnp.float32), axis=1, keepdims=True)
         found["stats/obs_clipped"] = masked_mean(clipped, mask)
     spread = deviation(flat, mask)
+    if space.dtype != "uint8":  # of a console's memory some bytes never change
+        found["stats/obs_std_min"] = jnp.min(spread)
     if mask is not None:
         flat = jnp.where(mask, flat, 0.0)
     return found | {
-        "stats/obs_std_min": jnp.min(spread),
         "stats/obs_std_max": jnp.max(spread),
         "stats/obs_abs_max": jnp.max(jnp.abs(flat)),
     }

@@ -126,7 +126,7 @@ METRICS: dict[str, str] = {
     "stats/obs_std_max": "Largest deviation of an observation's entry over the rollout, as the network sees "
     "it.",
     "stats/obs_std_min": "Smallest deviation of an observation's entry over the rollout, as the network sees "
-    "it.",
+    "it; not of bytes.",
     "stats/param_norm": "Norm of all parameters after the update; measured about 200 times in a run.",
     "stats/priority_ess": "Effective share of a prioritised replay, (Σp)² / (N Σp²), from the batch.",
     "stats/q_abs_max": "Largest absolute value of the actions in the batch.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -219,3 +220,12 @@ def test_an_algorithm_that_does_not_count_its_iterations_has_no_details() -> Non
     episodes = start_episodes(2, 4)
     assert of_episodes(algo, object(), episodes) == {}
     assert of_episodes(algo, algo.init(jax.random.key(0)), episodes)
+
+
+def test_bytes_that_never_change_are_no_statistic():
+    spec = replace(NUMBERS, observation=Box((3,), 0, 255, "uint8"))
+    memory = np.tile(np.array([7, 0, 0], np.uint8), (T, B, 1))
+    memory[..., 1] = random.integers(0, 256, (T, B))
+    got = statistics(spec, rollout(np.zeros((T, B, 2), np.float32))._replace(obs=jax.numpy.asarray(memory)))
+    assert "stats/obs_std_min" not in got
+    assert float(got["stats/obs_std_max"]) == pytest.approx(memory[..., 1].std() / 255, rel=1e-5)
