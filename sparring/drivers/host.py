@@ -283,7 +283,7 @@ class Host:
         traces = [self._iterate() for _ in range(iterations)]
         done = time.perf_counter()
         names = dict.fromkeys(name for trace in traces for name in trace)  # the environment's may come later
-        fetched = {name: np.stack([np.asarray(t.get(name, np.nan)) for t in traces]) for name in names}
+        fetched = {name: np.array([t.get(name, np.nan) for t in traces]) for name in names}
         self.seconds["transfer"] += time.perf_counter() - done
         return [fetched]
 
@@ -302,9 +302,9 @@ class Host:
             batches = self._drawn()
             copying = time.perf_counter() - began
             self.learner, metrics = _learn_from(self.algo, self.learner, rollout, batches, *here)
-            metrics = jax.block_until_ready(metrics)
+            metrics = jax.device_get(metrics)
         if self._controller is not None:
-            metrics = metrics | jax.block_until_ready(_control_metrics(self.algo, self.actor.control))
+            metrics = metrics | jax.device_get(_control_metrics(self.algo, self.actor.control))
         self.seconds["transfer"] += copying
         self.seconds["update"] += max(time.perf_counter() - began - copying, 0.0)
         self._leave_out(compile_seconds() - compiled, before, "update", "transfer")
