@@ -221,6 +221,8 @@ class Session:
         self._chunk = 1
         self._waited = {"evaluation": 0.0, "checkpoint": 0.0}
         """seconds in which training waited, compilation apart"""
+        self._compiled_beside = 0.0
+        """seconds of compiling meanwhile"""
         self._dumped: tuple[float, dict[str, float]] | None = None
         """when the time was last divided up, and what each kind had taken by then"""
 
@@ -347,7 +349,7 @@ class Session:
                     "time/iterations": iteration,
                     "time/total_timesteps": iteration * per,
                     "time/time_elapsed": self.progress.seconds,
-                    "time/compile_seconds": self.driver.compile_seconds,
+                    "time/compile_seconds": self.driver.compile_seconds - self._compiled_beside,
                     **self._filled(iteration * per),
                 }
                 self._check_finite(values, iteration * per, index)
@@ -382,6 +384,7 @@ class Session:
             yield
         finally:
             compiling = self.driver.compile_seconds - compiled
+            self._compiled_beside += compiling
             self._waited[kind] += max(time.perf_counter() - began - compiling, 0.0)
 
     def _check_finite(self, values: dict[str, float], step: int, index: int) -> None:

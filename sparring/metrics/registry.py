@@ -22,7 +22,7 @@ METRICS: dict[str, str] = {
     "time/iterations": "Iterations: a collected rollout and the updates that follow it.",
     "time/total_timesteps": "Environment steps, summed over all rows.",
     "time/time_elapsed": "Seconds since training began, over all resumed parts.",
-    "time/compile_seconds": "Seconds spent compiling, counted apart from training.",
+    "time/compile_seconds": "Seconds spent compiling what trains; not what evaluates or saves.",
     "time/split_seconds": "Wall time since the last such record in seconds; the shares below are of it.",
     "time/env": "Share of the time that the environment took (host driver).",
     "time/act": "Share of the time from observations to actions, small copies included (host driver).",

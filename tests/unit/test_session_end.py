@@ -95,3 +95,10 @@ def test_a_spoilt_record_of_the_best_is_told_and_does_not_stop_a_resumed_run(tmp
     again = launch.resume(done.run, total_timesteps=1024, say=said.append)
     assert again.result.outcome == "finished"
     assert any("evaluation.json cannot be read" in line for line in said)
+
+
+def test_the_first_evaluation_compiles_and_training_does_not_again(tmp_path: Path) -> None:
+    done, _ = train(tmp_path / "run", eval_freq=256)
+    compiled = sqlite.read(done.run.metrics, "time/compile_seconds").values
+    assert set(compiled) == {compiled[0]}
+    assert 0.0 < compiled[0] < done.result.compile_seconds
