@@ -31,9 +31,9 @@ def load(pattern: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def score(results: list[dict[str, Any]], kind: str = "deterministic") -> str:
-    """IQM and interval over seeds of the mean over 100 episodes."""
+    """IQM and interval over seeds of the mean over 100 episodes; one seed has no interval."""
     found = interval(np.array([r[kind]["mean"] for r in results]))
-    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
+    return f"{found.value:.1f}" + (f" [{found.low:.1f}, {found.high:.1f}]" if len(results) > 1 else "")
 
 
 def learning() -> list[str]:
@@ -60,7 +60,7 @@ def learning() -> list[str]:
         elif "SB3" in row["target"] and name in theirs:
             other = interval(np.array([r["deterministic"]["mean"] for r in theirs[name]])).value
             met = "yes" if value >= other else f"no, by {other - value:.1f}"
-        elif "SBX" in row["target"] and name in jax_peers:
+        elif "SBX" in row["target"] and len(jax_peers.get(name, ())) > 1:
             low = interval(np.array([r["deterministic"]["mean"] for r in jax_peers[name]])).low
             met = "yes" if value >= low else f"no, by {low - value:.1f}"
         zoo = ""
