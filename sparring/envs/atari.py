@@ -1,4 +1,4 @@
-"""Atari consoles that begin an episode from a seed without reading their cartridge again.
+"""Atari consoles that begin an episode from a seed without reading their cartridge again, and late if asked.
 
 `reset(seed=…)` of ale_py loads the ROM anew, which takes as long as some 300 steps, and every episode of ours
 has a seed. What loading with another seed changes is one random generator in the console's saved state: the
@@ -11,6 +11,7 @@ import importlib
 import struct
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 CLOCK = -1
@@ -18,6 +19,8 @@ CLOCK = -1
 HEADER = 24
 LENGTH = struct.Struct("<I")
 WORDS = 624
+MOST_NOOPS = 30
+"""frames without input before an episode, at most"""
 
 
 def quicken(env: Any) -> None:
@@ -68,3 +71,14 @@ def generator(seed: int) -> bytes:
     drawn = np.random.MT19937()
     drawn._legacy_seeding(seed % 2**32)
     return b" ".join(b"%d" % word for word in drawn.state["state"]["key"]) + b" %d" % WORDS
+
+
+class LateStart(gymnasium.Wrapper):
+    """An Atari game whose episodes begin after 1 to 30 frames without input, as many as its seed says."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        _, info = self.env.reset(**kwargs)
+        console: Any = self.env.unwrapped
+        for _ in range(int(console.np_random.integers(1, MOST_NOOPS + 1))):
+            console.ale.act(0)
+        return console.ale.getRAM(), info

@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium
 
+from sparring.envs.atari import MOST_NOOPS, LateStart
 from sparring.errors import (
     ConfigError,
     EnvironmentFailure,
@@ -41,7 +42,6 @@ EXTRAS = (
 )
 
 ATARI_RAM = re.compile(r"(ALE/\w+|\w+)-ram((?:NoFrameskip)?-v[045])")
-MOST_NOOPS = 30
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class GymId:
         _register_atari(self.id)
         try:
             ram = ATARI_RAM.fullmatch(self.id)
-            if ram is None:
+            if ram is None or self.id in gymnasium.registry:
                 return gymnasium.spec(self.id)
             spec = copy.deepcopy(gymnasium.spec(ram[1] + ram[2]))
             spec.kwargs["obs_type"] = "ram"
@@ -95,7 +95,11 @@ class GymId:
             env = gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs)
             if not self.atari_wrap:
                 return env
-            return LateStart(env) if ram else self._preprocess(env)
+            if not ram:
+                return self._preprocess(env)
+            if self.life_ends_episode:
+                raise ConfigError(f"life_ends_episode is for screens: leave it out for {self.id}.")
+            return LateStart(env)
         except SparringError:
             raise
         except Exception as error:
@@ -111,17 +115,6 @@ class GymId:
             grayscale_obs=True,
             grayscale_newaxis=True,
         )
-
-
-class LateStart(gymnasium.Wrapper):
-    """An Atari game whose episodes begin after 1 to 30 frames without input, as many as its seed says."""
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        _, info = self.env.reset(**kwargs)
-        console: Any = self.env.unwrapped
-        for _ in range(int(console.np_random.integers(1, MOST_NOOPS + 1))):
-            console.ale.act(0)
-        return console.ale.getRAM(), info
 
 
 @dataclass(frozen=True)

@@ -314,6 +314,20 @@ def test_old_ids_of_ram_are_their_games_and_begin_late_by_their_seed() -> None:
     wrapped.close()
 
 
+def test_an_id_that_only_looks_like_atari_is_what_was_registered() -> None:
+    gymnasium.register("Dodge-ram-v0", entry_point="gymnasium.envs.classic_control:PendulumEnv")
+    try:
+        assert GymId("Dodge-ram-v0").registered().entry_point.endswith("PendulumEnv")
+    finally:
+        del gymnasium.registry["Dodge-ram-v0"]
+
+
+def test_lives_do_not_end_episodes_of_ram() -> None:
+    pytest.importorskip("ale_py")
+    with pytest.raises(ConfigError, match="leave it out for ALE/Breakout-ram-v5"):
+        GymId("ALE/Breakout-ram-v5", atari_wrap=True, life_ends_episode=True)()
+
+
 def test_pong_with_pixels_resumes_exactly() -> None:
     pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
