@@ -76,7 +76,7 @@ class GymId:
         except gymnasium.error.DeprecatedEnv as error:
             raise UnknownName(f"{self.id!r} does not exist in this Gymnasium any more. {error}") from error
         except gymnasium.error.UnregisteredEnv as error:
-            if self.id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
+            if _is_atari(self.id) and importlib.util.find_spec("ale_py") is None:
                 raise missing_extra("ale_py", "atari") from error
             raise UnknownName(
                 f"Gymnasium knows no environment {self.id!r}.{nearest(self.id, gymnasium.registry)}"
@@ -173,12 +173,17 @@ def explain(label: str, kwargs: dict[str, Any], error: Exception) -> SparringErr
     return EnvironmentFailure(f"{label!r} could not be built: {type(error).__name__}: {text}")
 
 
-def _register_atari(env_id: str) -> None:
-    """Atari ids exist only once ale_py is imported."""
+def _is_atari(env_id: str) -> bool:
+    """Whether an id that nobody registered can only be one of ale_py's."""
     base = env_id.partition("-v")[0]
     old = base.endswith(("NoFrameskip", "Deterministic")) or ATARI_RAM.fullmatch(env_id) is not None
-    wanted = env_id.startswith("ALE/") or old
-    if wanted and env_id not in gymnasium.registry and importlib.util.find_spec("ale_py") is not None:
+    return old or env_id.startswith("ALE/")
+
+
+def _register_atari(env_id: str) -> None:
+    """Atari ids exist only once ale_py is imported."""
+    missing = _is_atari(env_id) and env_id not in gymnasium.registry
+    if missing and importlib.util.find_spec("ale_py") is not None:
         ale = importlib.import_module("ale_py")
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # a banner for every row otherwise
         gymnasium.register_envs(ale)

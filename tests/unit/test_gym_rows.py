@@ -322,6 +322,13 @@ def test_an_id_that_only_looks_like_atari_is_what_was_registered() -> None:
         del gymnasium.registry["Dodge-ram-v0"]
 
 
+@pytest.mark.parametrize("env_id", ["ALE/Nosuch-v5", "Nosuch-ramNoFrameskip-v4", "NosuchNoFrameskip-v4"])
+def test_without_ale_py_its_ids_name_the_extra(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"sparring\[atari\]"):
+        GymId(env_id).registered()
+
+
 def test_lives_do_not_end_episodes_of_ram() -> None:
     pytest.importorskip("ale_py")
     with pytest.raises(ConfigError, match="leave it out for ALE/Breakout-ram-v5"):
