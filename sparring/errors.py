@@ -34,6 +34,10 @@ class EnvironmentFailure(SparringError):
     exit_code = 3
 
 
+class LearnerLost(EnvironmentFailure):
+    """A learner in a cluster that died; another can go on from the newest checkpoint."""
+
+
 class CheckpointError(SparringError):
     """A saved file that is missing, corrupt, foreign or of an unknown schema."""
 

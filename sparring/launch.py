@@ -6,6 +6,7 @@ import dataclasses
 import tomllib
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from sparring.background import BackgroundEvaluator, Stage
 from sparring.config import Layer, as_mapping, coerce, from_mapping, load_toml, merge
 from sparring.envs import registry
-from sparring.errors import CheckpointError, ConfigError, nearest
+from sparring.errors import CheckpointError, ConfigError, LearnerLost, nearest
 from sparring.evaluation.evaluator import ROWS
 from sparring.machine import usable_cores
 from sparring.metrics import trackers
@@ -25,9 +26,12 @@ from sparring.model import Assembly, algorithm_class, assemble, save_agent
 from sparring.reference import is_reference
 from sparring.replay.offpolicy import too_short
 from sparring.replay.size import told
-from sparring.runs import directory, provenance
+from sparring.runs import checkpoint, directory, provenance
 from sparring.runs.directory import RunDirectory
 from sparring.session import Result, Session, Settings, watch
+
+LEARNERS_LOST = 5
+"""Learners of a cluster that die in a row without a new checkpoint between, after which the run stops."""
 
 Display = Callable[[Settings, int], list[Sink]]
 """Makes what shows a run, given its settings and the steps it starts at."""
@@ -150,8 +154,8 @@ def train(
                 **{f"config.{k}": v for k, v in plan.provenance.items()},
             },
         )
-        extra = trackers.start(track, run.path, kept, say, tensorboard)
-        return _run(run, plan, parts, display, say, extra, again=False)
+        start_trackers = partial(trackers.start, track, run.path, kept, say, tensorboard)
+        return _to_the_end(run, plan, parts, device, display, say, start_trackers, again=False)
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -213,8 +217,8 @@ def resume(
         saved = saved._replace(settings=dataclasses.replace(saved.settings, total_timesteps=total))
     with run:
         parts = _assemble(saved, device, say)
-        extra = trackers.start(track, run.path, facts(saved), say)
-        return _run(run, saved, parts, display, say, extra, again=True)
+        start_trackers = partial(trackers.start, track, run.path, facts(saved), say)
+        return _to_the_end(run, saved, parts, device, display, say, start_trackers, again=True)
 
 
 def _in_background(plan: Plan) -> bool:
@@ -274,6 +278,31 @@ def _close(parts: Assembly) -> None:
     parts.driver.close()
     if parts.eval_env is not None and hasattr(parts.eval_env, "close"):
         parts.eval_env.close()
+
+
+def _to_the_end(
+    run: RunDirectory,
+    plan: Plan,
+    parts: Assembly | None,
+    device: str,
+    display: Display | None,
+    say: Callable[[str], None],
+    start_trackers: Callable[[], Sequence[Sink]],
+    again: bool,
+) -> Outcome:
+    """Runs, with another learner from the newest checkpoint on whenever one in a cluster has died."""
+    lost, reached = 0, checkpoint.listing(run.checkpoints)
+    while True:
+        try:
+            parts = parts or _assemble(plan, device, say)
+            return _run(run, plan, parts, display, say, start_trackers(), again)
+        except LearnerLost as error:
+            before, reached = reached, checkpoint.listing(run.checkpoints)
+            lost = lost + 1 if reached == before else 1
+            if lost >= LEARNERS_LOST:
+                raise
+            say(f"{error} Doing that now.")
+            parts, again = None, True
 
 
 def _run(

@@ -630,6 +630,7 @@ class Session:
             return False
         found = checkpoint.load_latest(self.directory.checkpoints, report=self.say)
         if found is None:
+            self._forget_later()
             return False
         count = len(self.driver.seeds)
         states = found.restore(tuple(self.driver.state(i) for i in range(count)))
@@ -644,10 +645,14 @@ class Session:
         self.seconds_at_start = self.progress.seconds
         for difference in checkpoint.exactness(found.manifest):
             self.say(f"Resuming, but not bit for bit: {difference}")
+        self._forget_later()
+        return True
+
+    def _forget_later(self) -> None:
+        """Takes back what was told of steps that are made again."""
         for sink in self.sinks:
             if hasattr(sink, "truncate_after"):
                 sink.truncate_after(self.steps)
-        return True
 
     def _best_score(self, step: int) -> float:
         """Of the best agent up to a step, which may have been found after the checkpoint was written."""

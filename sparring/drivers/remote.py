@@ -15,7 +15,7 @@ from sparring.drivers.acting import Job
 from sparring.drivers.async_ import Crew
 from sparring.drivers.cluster import ClusterRun, connect
 from sparring.drivers.ray_library import end, library
-from sparring.errors import ConfigError, EnvironmentFailure, SparringError
+from sparring.errors import ConfigError, EnvironmentFailure, LearnerLost, SparringError
 from sparring.types import ActorState, Algorithm
 
 PLACE_SECONDS = 60.0
@@ -75,8 +75,10 @@ def _plain(leaf: Any) -> Any:
 
 
 class RemoteRun:
-    """A driver whose work is done by a `Learner` in the cluster. When that is gone, so is the run: what its
-    folder has of it can be resumed."""
+    """A driver whose work is done by a `Learner` in the cluster.
+
+    When that is gone, so is this; `launch` goes on with another, from what the run's folder has.
+    """
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class RemoteRun:
         self._ask("restore_world", snapshot)
 
     def train_state(self, index: int = 0) -> Any:
-        return self._ask("train_state")
+        return jax.tree.map(jnp.asarray, self._ask("train_state"))
 
     def events(self) -> list[str]:
         news, self._news = self._news, []
@@ -190,8 +192,8 @@ class RemoteRun:
                 raise cause from error
             raise EnvironmentFailure(f"The learner failed with {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayActorError as error:
-            raise EnvironmentFailure(
-                f"The learner died, or its node left the cluster ({str(error).splitlines()[0]}) "
+            raise LearnerLost(
+                f"The learner died, or its node left the cluster ({str(error).splitlines()[0].rstrip('.')}); "
                 "`sparring resume` goes on from the newest checkpoint."
             ) from error
         self._news += self._standing.events

@@ -18,7 +18,8 @@ from sparring.drivers.cluster import ClusterRun, connect
 from sparring.drivers.ray_library import library
 from sparring.drivers.remote import RemoteRun
 from sparring.drivers.shards import ShardedRing, ShardLost
-from sparring.errors import ConfigError, EnvironmentFailure
+from sparring.errors import ConfigError, LearnerLost
+from sparring.metrics import sqlite
 from sparring.model import algorithm_class, assemble
 from sparring.remote_evaluator import ClusterEvaluator
 from sparring.replay.host_ring import HostRing
@@ -147,10 +148,61 @@ def test_the_learner_is_an_actor_of_the_cluster(ray: Any) -> None:
         jax.tree.map(np.testing.assert_array_equal, run.train_state(), state.learner.train)
         assert any("start anew" in event for event in run.events())
         ray.kill(run._learner)
-        with pytest.raises(EnvironmentFailure, match="sparring resume"):
+        with pytest.raises(LearnerLost, match="sparring resume"):
             run.advance(1)
     finally:
         run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dies_at", [8, 30])  # before the first checkpoint, and after it
+def test_another_learner_takes_over(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    """The run goes on from its newest checkpoint, by itself, and tells every step once."""
+    drivers: list[RemoteRun] = []
+    advance = RemoteRun.advance
+
+    def advance_and_kill_once(self: RemoteRun, iterations: int) -> Any:
+        if self not in drivers:
+            drivers.append(self)
+        if len(drivers) == 1 and self.iteration >= dies_at:
+            ray.kill(self._learner)
+        return advance(self, min(iterations, 4))
+
+    monkeypatch.setattr(RemoteRun, "advance", advance_and_kill_once)
+    values = {**TINY, "n_envs": ROWS, "driver": "cluster", "learner": "cluster", "actors": 2}
+    values |= {"buffer": "host", "total_timesteps": 800, "checkpoint_freq": 320, "eval_freq": -1}
+    said: list[str] = []
+    plan = launch.plan("dqn", "gym:CartPole-v1", values=values, use_preset=False)
+    run, result = launch.train(plan, run_dir=tmp_path / "run", say=said.append)
+    assert result.outcome == "finished"
+    assert len(drivers) == 2
+    assert sum("Doing that now" in line for line in said) == 1
+    assert run.read_status().steps >= 800
+    steps = sqlite.read(run.metrics, "train/n_updates").steps
+    assert (np.diff(steps) > 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_learners_that_die_again_and_again_end_the_run(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "LEARNERS_LOST", 2)
+
+    def kill_and_ask(self: RemoteRun, iterations: int) -> Any:
+        ray.kill(self._learner)
+        return self._ask("advance", iterations)
+
+    monkeypatch.setattr(RemoteRun, "advance", kill_and_ask)
+    values = {**TINY, "n_envs": ROWS, "driver": "cluster", "learner": "cluster", "actors": 2}
+    plan = launch.plan("dqn", "gym:CartPole-v1", values={**values, "buffer": "host"}, use_preset=False)
+    said: list[str] = []
+    with pytest.raises(LearnerLost, match="sparring resume"):
+        launch.train(plan, run_dir=tmp_path / "run", say=said.append)
+    assert sum("Doing that now" in line for line in said) == 1
 
 
 @pytest.mark.slow
