@@ -33,6 +33,8 @@ from sparring.drivers.slot import FileSlot, MemorySlot, SharedSlot, Slot
 from sparring.envs.api import HostEnv
 from sparring.errors import ConfigError, EnvironmentFailure
 from sparring.replay import offpolicy
+from sparring.replay.prioritised import Prioritised
+from sparring.replay.sequence import Sequence
 from sparring.runs import tree
 from sparring.types import Algorithm, Metrics
 
@@ -84,10 +86,11 @@ class Crew:
                 f"n_envs={rows} rows cannot be shared evenly by actors={self.actors}. Choose n_envs as a "
                 f"multiple of it, for example n_envs={max(self.actors, 1) * -(-rows // max(self.actors, 1))}."
             )
-        if self.shards and not offpolicy.on_host(algo.config, algo.spec):
+        apart = offpolicy.on_host(algo.config, algo.spec) or isinstance(algo.replay, Prioritised | Sequence)
+        if self.shards and not apart:
             raise ConfigError(
-                "replay_shards divides a replay of steps in the host's memory, and this one is the device's. "
-                "Set buffer=host with dqn, sac, td3 or crossq, or leave replay_shards out."
+                "replay_shards divides sequences, priorities, or steps in the host's memory, and these steps "
+                "are the device's. Set buffer=host, or leave replay_shards out."
             )
         if self.pull < 0 or self.push < 1:
             raise ConfigError(
@@ -140,7 +143,7 @@ class Async(Host):
 
     def _devices(self) -> Mesh | None:
         """All that this process has, where the replay is on them too."""
-        if offpolicy.on_host(self.algo.config, self.algo.spec):
+        if self.crew.shards or offpolicy.on_host(self.algo.config, self.algo.spec):
             return None
         return loop.mesh_for(self.algo.replay.batch_size)
 
@@ -236,7 +239,7 @@ class Async(Host):
         else:
             self._ring.add(rollout)
             none = jax.tree.map(lambda x: x[:0], self._drawn())
-            self.learner, _ = _learn_from(self.algo, self.learner, rollout, none, *here)
+            self.learner, *_ = _learn_from(self.algo, self.learner, rollout, none, *here)
         self._kept = _rewinding(self._trees)(self._kept)
 
     def _credit(self, chunk: Chunk, span: slice) -> None:

@@ -14,6 +14,9 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
+
+from sparring.drivers import loop
 from sparring.drivers.acting import Acting, Job, decode, encode
 from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.collector import Chunk
@@ -21,9 +24,11 @@ from sparring.drivers.ray_library import end, library
 from sparring.drivers.seats import DEPTH, Seat, Trouble
 from sparring.drivers.shards import ShardedRing, ShardLost
 from sparring.drivers.slot import Slot, Weights
+from sparring.drivers.tree_shards import ShardedTree
 from sparring.envs.api import HostEnv
 from sparring.envs.workers import THREAD_VARIABLES
 from sparring.errors import CheckpointError, ConfigError
+from sparring.replay import offpolicy
 from sparring.runs import tensors
 from sparring.types import Algorithm, Batch, Transition
 
@@ -218,12 +223,22 @@ class ClusterRun(Async):
         if not self.crew.shards:
             return super()._open_ring(example, copies)
         c = self.algo.config
-        return ShardedRing(example, c.buffer_size, c.n_steps, c.frame_stack, self.crew.shards)
+        if offpolicy.on_host(c, self.algo.spec):
+            return ShardedRing(example, c.buffer_size, c.n_steps, c.frame_stack, self.crew.shards)
+        return ShardedTree(self.algo.replay, example, self.crew.shards)
 
     def _drawn(self) -> Batch:
+        ring: Any = self._ring
         while True:
             with contextlib.suppress(ShardLost):  # what is left is drawn from
-                return super()._drawn()
+                if not isinstance(ring, ShardedTree):
+                    return super()._drawn()
+                return ring.draw(self.algo.plan.updates, np.random.default_rng((self._seed, self.iteration)))
+
+    def _renew_priorities(self, errors: Any) -> None:
+        ring: Any = self._ring
+        if errors is not None and isinstance(ring, ShardedTree):
+            ring.renew(np.asarray(errors), loop.replay_now(self.algo, self.learner.train))
 
     def events(self) -> list[str]:
         ring: Any = self._ring

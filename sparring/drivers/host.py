@@ -140,8 +140,9 @@ def _learning(trees: Trees, added: bool | None) -> Any:
 @partial(jax.jit, donate_argnums=1)
 def _learn_from(
     algo: Algorithm, learner: Learner, rollout: Transition, batches: Batch, key: Key, iteration: jax.Array
-) -> tuple[Learner, Metrics]:
-    return loop.learn_from(algo, learner, rollout, whole(batches), key, iteration)
+) -> tuple[Learner, Metrics, Any]:
+    full = whole(batches) if batches.weight is None else batches
+    return loop.learn_from(algo, learner, rollout, full, key, iteration)
 
 
 def whole(batches: Batch) -> Batch:
@@ -301,8 +302,9 @@ class Host:
             self._ring.add(loop.learned(rollout))
             batches = self._drawn()
             copying = time.perf_counter() - began
-            self.learner, metrics = _learn_from(self.algo, self.learner, rollout, batches, *here)
+            self.learner, metrics, errors = _learn_from(self.algo, self.learner, rollout, batches, *here)
             metrics = jax.device_get(metrics)
+            self._renew_priorities(errors)
         if self._controller is not None:
             metrics = metrics | jax.device_get(_control_metrics(self.algo, self.actor.control))
         self.seconds["transfer"] += copying
@@ -390,6 +392,9 @@ class Host:
         shape = rows.shape
         data = ring.take(rows.reshape(-1), ages.reshape(-1)).data
         return Batch(jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), data))
+
+    def _renew_priorities(self, errors: Any) -> None:
+        """Tells a replay elsewhere what updates from its batches found; a host's ring has no priorities."""
 
     def _collect(self) -> None:
         """Fills the buffers with one rollout."""

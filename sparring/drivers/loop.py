@@ -137,23 +137,27 @@ def draw(algo: Algorithm, windows: jax.Array, key: Key, iteration: jax.Array) ->
 
 def learn_from(
     algo: Algorithm, learner: Learner, rollout: Transition, batches: Batch, key: Key, iteration: jax.Array
-) -> tuple[Learner, Metrics]:
-    """`learn` with batches [U, N, …] that were drawn from a replay elsewhere; U is 0 while it fills."""
+) -> tuple[Learner, Metrics, Any]:
+    """`learn` with batches [U, N, …] that were drawn from a replay elsewhere; U is 0 while it fills.
 
-    def update(train: Any, now: tuple[Batch, Key]) -> tuple[Any, Metrics]:
+    Also the errors that the updates report for its priorities, [U, N, …]; None when they report none.
+    """
+
+    def update(train: Any, now: tuple[Batch, Key]) -> tuple[Any, Report]:
         batch, key = now
-        train, report = _update(algo, train, batch, keys.several(key, 2)[1])
-        return train, report.metrics
+        return _update(algo, train, batch, keys.several(key, 2)[1])
 
     each = _update_keys(algo, keys.consumer(key, iteration, keys.UPDATE))
     if jax.tree.leaves(batches)[0].shape[0]:
-        train, traces = jax.lax.scan(update, learner.train, (batches, each))
-        metrics = {name: _summary(name, trace) for name, trace in traces.items()}
+        train, reports = jax.lax.scan(update, learner.train, (batches, each))
+        metrics = {name: _summary(name, trace) for name, trace in reports.metrics.items()}
+        errors = reports.priority
     else:
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (batches, each))
-        shapes = jax.eval_shape(update, learner.train, one)[1]
+        shapes = jax.eval_shape(update, learner.train, one)[1].metrics
         train, metrics = learner.train, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return _absorbed(algo, learner._replace(train=train), rollout, metrics)
+        errors = None
+    return *_absorbed(algo, learner._replace(train=train), rollout, metrics), errors
 
 
 def _update_keys(algo: Algorithm, base: Key) -> Key:
@@ -227,7 +231,7 @@ def updates(
     algo: Algorithm, train: Any, memory: Memory, base: Key, ready: Any = True
 ) -> tuple[Any, Any, Metrics]:
     """The plan's updates, or none while the replay is not ready: then the metrics are zeros."""
-    replay, count = _replay_now(algo, train), algo.plan.updates
+    replay, count = replay_now(algo, train), algo.plan.updates
 
     def update(train: Any, live: Any, key: Key) -> tuple[Any, Any, Metrics]:
         now = memory._replace(live=live)
@@ -256,7 +260,7 @@ def updates(
     return jax.lax.cond(ready, all_of_them, lambda train, live: (train, live, none), train, memory.live)
 
 
-def _replay_now(algo: Any, train: Any) -> Replay:
+def replay_now(algo: Any, train: Any) -> Replay:
     """The replay with the numbers of this moment, where an algorithm counts what its schedules need."""
     if not hasattr(train, "iteration") or not hasattr(algo, "horizon"):
         return algo.replay

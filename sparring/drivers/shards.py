@@ -1,11 +1,11 @@
 """A replay whose rows lie in several Ray actors, wherever the cluster has memory.
 
-What is drawn is decided by the learner from how much each row has, so every batch is bit for bit the one that
-a single `HostRing` would give. A shard whose node leaves is replaced by an empty one.
+What is drawn is decided by the learner. A shard whose node leaves is replaced by an empty one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,22 +21,23 @@ class ShardLost(Exception):
     """A batch was asked of a shard that is gone; draw again from what is left."""
 
 
-class ShardedRing:
-    """`HostRing` for a cluster: shard i keeps the i-th share of the rows and of the capacity."""
+class Shards:
+    """Ray actors of which the i-th keeps the i-th share of the rows, whatever it keeps them in."""
 
-    def __init__(
-        self, example: Transition, capacity: int, n_step: int, frame_stack: int, shards: int
-    ) -> None:
+    nbytes = 0
+    """in this process"""
+
+    def __init__(self, example: Transition, shards: int) -> None:
         rows = example.reward.shape[1]
         if rows % shards:
             raise ConfigError(
                 f"n_envs={rows} rows cannot be shared evenly by replay_shards={shards}: use a divisor of it."
             )
         self._each = rows // shards
-        part = jax.tree.map(
+        self._part = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((x.shape[0], self._each, *x.shape[2:]), x.dtype), example
         )
-        self._plan = (part, capacity // shards, n_step, frame_stack)
+        """what a shard gets of a rollout"""
         self._shards = [self._made() for _ in range(shards)]
         self._adding: list[Any] = [None] * shards
         self.written = 0
@@ -52,33 +53,10 @@ class ShardedRing:
         mask = np.ones(rollout.reward.shape, bool) if rollout.mask is None else rollout.mask
         self.written += int(np.sum(mask))
 
-    def windows(self) -> np.ndarray:
-        """Decisions of each row that start a window of full length, [B]."""
-        self._settle()
-        return np.concatenate([self._asked(i, "windows") for i in self._numbers])
-
-    def take(self, row: np.ndarray, age: np.ndarray) -> Batch:
-        """The windows that start at these decisions of these rows, as `HostRing.take` gives them."""
-        owner = row // self._each
-        parts = []
-        for i in self._numbers:
-            here = np.flatnonzero(owner == i)
-            parts.append((i, row[here] - i * self._each, age[here], here))
-        calls = [self._shards[i].take.remote(r, a) for i, r, a, _ in parts]
-        found = []
-        for (i, *_), call in zip(parts, calls, strict=True):
-            answer = self._waited(i, call)
-            if answer is None:
-                raise ShardLost
-            found.append(answer)
-        order = np.argsort(np.concatenate([here for *_, here in parts]))
-        data = jax.tree.map(lambda *x: np.concatenate(x)[order], *[batch.data for batch in found])
-        return Batch(data)
-
     def state(self) -> dict[str, np.ndarray]:
         """Everything that the shards hold, for a checkpoint."""
         self._settle()
-        held = {f"{i}-{n}": x for i in self._numbers for n, x in self._asked(i, "state").items()}
+        held = {f"{i}-{n}": x for i, own in enumerate(self._all("state")) for n, x in own.items()}
         return {**held, "written": np.array(self.written)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
@@ -98,8 +76,18 @@ class ShardedRing:
         return range(len(self._shards))
 
     def _made(self) -> Any:
-        remote = library().remote(HostRing).options(num_cpus=0, scheduling_strategy="SPREAD")
-        return remote.remote(*self._plan)
+        """A shard that holds nothing, on some node."""
+        raise NotImplementedError
+
+    def _taken(self, owner: np.ndarray, *questions: np.ndarray) -> Any:
+        """What the shards' `take` answers to these questions, each put to its owner; in their order."""
+        places = [np.flatnonzero(owner == i) for i in self._numbers]
+        calls = [self._shards[i].take.remote(*(q[places[i]] for q in questions)) for i in self._numbers]
+        found = [self._waited(i, call) for i, call in enumerate(calls)]
+        if any(answer is None for answer in found):
+            raise ShardLost
+        order = np.argsort(np.concatenate(places))
+        return jax.tree.map(lambda *x: np.concatenate(x)[order], *found)
 
     def _settle(self) -> None:
         """Waits until what was added last has arrived."""
@@ -108,10 +96,14 @@ class ShardedRing:
                 self._waited(i, self._adding[i])
                 self._adding[i] = None
 
-    def _asked(self, i: int, question: str) -> Any:
-        """What a method of a shard returns, or of the empty one in its place."""
-        answer = self._waited(i, getattr(self._shards[i], question).remote())
-        return self._waited(i, getattr(self._shards[i], question).remote()) if answer is None else answer
+    def _all(self, question: str) -> Sequence[Any]:
+        """What a method of every shard returns, or of the empty one in its place."""
+        calls = [getattr(shard, question).remote() for shard in self._shards]
+        answers = [self._waited(i, call) for i, call in enumerate(calls)]
+        for i, answer in enumerate(answers):
+            if answer is None:
+                answers[i] = self._waited(i, getattr(self._shards[i], question).remote())
+        return answers
 
     def _waited(self, i: int, call: Any) -> Any:
         """What a call returned; None when the shard is gone, which is replaced."""
@@ -124,3 +116,28 @@ class ShardedRing:
                 f"Replay shard {i} died, or its node left the cluster: what it held is gone, it fills anew."
             )
             return None
+
+
+class ShardedRing(Shards):
+    """`HostRing` for a cluster: every batch is bit for bit the one that a single one would give."""
+
+    def __init__(
+        self, example: Transition, capacity: int, n_step: int, frame_stack: int, shards: int
+    ) -> None:
+        self._plan = (capacity // shards, n_step, frame_stack)
+        super().__init__(example, shards)
+
+    def windows(self) -> np.ndarray:
+        """Decisions of each row that start a window of full length, [B]."""
+        self._settle()
+        return np.concatenate(self._all("windows"))
+
+    def take(self, row: np.ndarray, age: np.ndarray) -> Batch:
+        """The windows that start at these decisions of these rows, as `HostRing.take` gives them."""
+        owner = row // self._each
+        found: Batch = self._taken(owner, row - owner * self._each, age)
+        return Batch(found.data)
+
+    def _made(self) -> Any:
+        remote = library().remote(HostRing).options(num_cpus=0, scheduling_strategy="SPREAD")
+        return remote.remote(self._part, *self._plan)

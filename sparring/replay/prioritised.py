@@ -77,11 +77,18 @@ class Prioritised:
 
     def sample(self, memory: Memory, key: Key) -> Batch:
         """`batch_size` windows, one from each of as many equal parts of the mass: leaves [N, n, …]."""
-        data: Store = memory.data
         leaf = sum_tree.draw(memory.live.tree, key, self.batch_size)
-        rows = data.data.reward.shape[1]
-        steps = read(data, leaf // rows, leaf % rows, self.n_step)
-        return Batch(steps, leaf, scaled_probability(memory.live, leaf, jnp.sum(self.ring.windows(data))))
+        weight = scaled_probability(memory.live, leaf, self.drawable(memory))
+        return Batch(self.take(memory.data, leaf), leaf, weight)
+
+    def drawable(self, memory: Memory) -> Int[Array, ""]:
+        """How many windows can be drawn."""
+        return jnp.sum(self.ring.windows(memory.data))
+
+    def take(self, store: Store, leaf: Int[Array, " N"]) -> Transition:
+        """The windows that start at these leaves, place · rows + row."""
+        rows = store.data.reward.shape[1]
+        return read(store, leaf // rows, leaf % rows, self.n_step)
 
     def feedback(self, memory: Memory, batch: Batch, report: Report) -> Priorities:
         """The priorities after an update, (|error| + ε)^α; unchanged when it reports none."""

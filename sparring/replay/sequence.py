@@ -161,8 +161,13 @@ class Sequence:
     def sample(self, memory: Memory, key: Key) -> Batch:
         """`batch_size` sequences, one from each of as many equal parts of the mass."""
         leaf = sum_tree.draw(memory.live.tree, key, self.batch_size)
-        weight = scaled_probability(memory.live, leaf, memory.data.blocks)
+        weight = scaled_probability(memory.live, leaf, self.drawable(memory))
         return Batch(self.take(memory.data, leaf), leaf, weight)
+
+    def drawable(self, memory: Memory) -> Int[Array, ""]:
+        """How many sequences can be drawn."""
+        tape: Tape = memory.data
+        return tape.blocks
 
     def take(self, tape: Tape, leaf: Int[Array, " N"]) -> Transition:
         """The sequences whose blocks start at these leaves, place · rows + row."""

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from sparring import launch
 from sparring.background import Request, RequestPlayer, Stage
@@ -18,11 +19,14 @@ from sparring.drivers.cluster import ClusterRun, connect
 from sparring.drivers.ray_library import library
 from sparring.drivers.remote import RemoteRun
 from sparring.drivers.shards import ShardedRing, ShardLost
-from sparring.errors import ConfigError, LearnerLost
+from sparring.drivers.tree_shards import ShardedTree
+from sparring.errors import CheckpointError, ConfigError, LearnerLost
 from sparring.metrics import sqlite
 from sparring.model import algorithm_class, assemble
 from sparring.remote_evaluator import ClusterEvaluator
 from sparring.replay.host_ring import HostRing
+from sparring.replay.prioritised import Prioritised
+from sparring.replay.sequence import Sequence
 from sparring.session import Settings
 from sparring.types import Transition
 
@@ -97,6 +101,108 @@ def test_shards_hold_what_one_ring_holds(ray: Any) -> None:
         ring.close()
 
 
+def numbered(random: np.random.Generator, first: int) -> Transition:
+    """A rollout whose rewards are all different whole numbers."""
+    data = rollout(random)
+    return data._replace(reward=np.arange(first, first + STEPS * ROWS, dtype=np.float32).reshape(STEPS, ROWS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_shards_draw_by_the_mass_of_all(ray: Any) -> None:
+    """A step's share of the draws and its N·P are those of one replay, also after errors came back."""
+    random = np.random.default_rng(0)
+    kept = Prioritised(CAPACITY, 32, alpha=0.7, minimum=30)
+    shared = ShardedTree(kept, shapes(rollout(random)), 2)
+    whole = kept.init(shapes(rollout(random)))
+    for i in range(4):
+        assert shared.draw(2, random).weight.shape == ((0, 32) if shared.written < 30 else (2, 32))
+        data = numbered(random, 100 * i)
+        shared.add(data)
+        whole = jax.jit(kept.add)(whole, data)
+    assert shared.written == int(kept.drawable(whole))
+
+    drawn = shared.draw(40, random)
+    mass = {float(r): 1.0 for r in np.unique(drawn.data.reward)}
+    assert len(mass) == shared.written
+    np.testing.assert_allclose(drawn.weight, 1.0, rtol=1e-5)
+    errors = np.abs(random.normal(size=drawn.weight.shape)).astype(np.float32)
+    shared.renew(errors, kept)
+    for reward in mass:  # of several errors of a step, the largest counts
+        mass[reward] = (errors[drawn.data.reward[..., 0] == reward].max() + kept.epsilon) ** kept.alpha
+
+    again = shared.draw(200, random)
+    total = sum(mass.values())
+    for reward, weight in zip(again.data.reward[..., 0].flat, again.weight.flat, strict=True):
+        assert weight == pytest.approx(len(mass) * mass[float(reward)] / total, rel=1e-4)
+    rewards, counts = np.unique(again.data.reward, return_counts=True)
+    expected = {r: 200 * 32 * m / total for r, m in mass.items()}
+    found = dict(zip(rewards.tolist(), counts.tolist(), strict=True))
+    statistic = sum((found.get(r, 0) - e) ** 2 / e for r, e in expected.items())
+    assert statistic < chi2.ppf(0.999, len(mass) - 1)
+    shared.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_shards_hold_the_sequences_of_one_replay(ray: Any) -> None:
+    random = np.random.default_rng(1)
+    kept = Sequence(CAPACITY, 8, 3, burn_in=1, alpha=0.0, minimum=1)
+    shared, whole = ShardedTree(kept, shapes(rollout(random)), 2), kept.init(shapes(rollout(random)))
+    for i in range(8):  # more than fits
+        data = numbered(random, 100 * i)
+        shared.add(data)
+        whole = jax.jit(kept.add)(whole, data)
+    leaves = np.flatnonzero(np.asarray(whole.live.tree.leaves) > 0)
+    there = kept.take(whole.data, jax.numpy.asarray(leaves, jax.numpy.int32))
+
+    def content(data: Any) -> set[tuple[float, ...]]:
+        """Every sequence as its rewards, and where it starts and ends."""
+        shown = np.where(data.mask, data.reward, -1.0).reshape(-1, 4)
+        over = np.where(data.mask, data.terminated | data.truncated, False).reshape(-1, 4)
+        first = np.where(data.mask, data.first, False).reshape(-1, 4)
+        return {tuple(map(float, row)) for row in np.concatenate([shown, over, first], axis=1)}
+
+    assert content(shared.draw(60, random).data) == content(there)
+    again = ShardedTree(kept, shapes(rollout(random)), 2)
+    again.restore(shared.state())
+    drawn = [tree.draw(2, np.random.default_rng(5)) for tree in (shared, again)]
+    jax.tree.map(np.testing.assert_array_equal, *drawn)
+    with pytest.raises(CheckpointError, match="replay_shards"):
+        again.restore({**shared.state(), "0-0": np.zeros(3)})
+
+    ray.kill(again._shards[1])
+    left = again.draw(2, random)
+    assert content(left.data) < content(there)
+    assert "Replay shard 1 died" in again.news[0]
+    for tree in (shared, again):
+        tree.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_gdi_learns_from_sequences_in_shards(ray: Any) -> None:
+    settings = Settings(n_envs=ROWS, driver="cluster", actors=2, replay_shards=2)
+    cls = algorithm_class("gdi")
+    values = {**TINY, "sequence_length": 8, "prioritized": True, "priority_alpha": "linear(0.9, 0.1)"}
+    config = from_mapping(cls.Config, values)
+    run: Any = assemble(cls, "gym:CartPole-v1", settings, config, (0,), eval_env=False).driver
+    run.reschedule(100.0)
+    try:
+        told = run.advance(10)[0]
+        assert told["train/n_updates"][-1] > 0
+        assert run._ring.written == run.steps_per_iteration * run.iteration
+        masses, counts = zip(*run._ring._all("standing"), strict=True)
+        assert all(0 < count < 40 for count in counts)
+        assert np.not_equal(masses, counts).all()  # 1 each, had no error come back
+        world, state = run.world(), run.state()
+        run.restore(state, run.iteration)
+        run.restore_world(world)
+        assert run.advance(2)[0]["train/n_updates"][-1] > told["train/n_updates"][-1]
+    finally:
+        run.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_learner_learns_from_shards(ray: Any) -> None:
@@ -130,7 +236,7 @@ def learner_elsewhere(**settings: Any) -> Any:
 @pytest.mark.timeout(300)
 def test_the_learner_is_an_actor_of_the_cluster(ray: Any) -> None:
     """It learns there, is saved and restored from here, and its death is told with the way out."""
-    run = learner_elsewhere()
+    run = learner_elsewhere(replay_shards=2)
     try:
         assert isinstance(run, RemoteRun)
         run.reschedule(100.0)
