@@ -82,11 +82,11 @@ def study() -> list[str]:
     rows = tomllib.loads((HERE / "learn.toml").read_text())
     lines = ["| row | what | deterministic | better than a uniform index |", "|---|---|---|---|"]
     for name, row in rows.items():
-        base = name.partition("-gdi-")[0] + "-gdi-uniform"
+        base = row.get("beside", name.partition("-gdi-")[0] + "-gdi-uniform")
         if "-gdi-" not in name or name not in ours or base not in ours:
             continue
         x, y = (np.array([[r["deterministic"]["mean"]] for r in ours[row]]) for row in (name, base))
-        chance = "" if name == base else f"{float(probability_of_improvement(x, y)):.2f}"
+        chance = "" if name.endswith("-uniform") else f"{float(probability_of_improvement(x, y)):.2f}"
         lines.append(f"| {name} | {row['target']} | {score(ours[name])} | {chance} |")
     for path in sorted((RESULTS / "fixed").glob("*.json")):
         found = json.loads(path.read_text())

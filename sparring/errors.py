@@ -16,6 +16,10 @@ class ConfigError(SparringError):
     """A setting that is unknown, of the wrong type or impossible."""
 
 
+class NoPlace(ConfigError):
+    """A cluster that has no node with what is asked for, as yet."""
+
+
 class UnknownName(SparringError):
     """An environment, algorithm, run or key that does not exist."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sparring.background import BackgroundEvaluator, Stage
 from sparring.config import Layer, as_mapping, coerce, from_mapping, load_toml, merge
 from sparring.envs import registry
-from sparring.errors import CheckpointError, ConfigError, LearnerLost, nearest
+from sparring.errors import CheckpointError, ConfigError, LearnerLost, NoPlace, nearest
 from sparring.evaluation.evaluator import ROWS
 from sparring.machine import usable_cores
 from sparring.metrics import trackers
@@ -303,6 +303,10 @@ def _to_the_end(
                 raise
             say(f"{error} Doing that now.")
             parts, again = None, True
+        except NoPlace as error:
+            if not lost:
+                raise
+            say(f"{error} Waiting for a node that joins.")
 
 
 def _run(

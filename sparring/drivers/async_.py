@@ -237,7 +237,7 @@ class Async(Host):
             self._ready = self._ready or bool(ready)
             self._learned(False, rollout, *here)
         else:
-            self._ring.add(rollout)
+            self._ring.add(loop.learned(rollout))
             none = jax.tree.map(lambda x: x[:0], self._drawn())
             self.learner, *_ = _learn_from(self.algo, self.learner, rollout, none, *here)
         self._kept = _rewinding(self._trees)(self._kept)

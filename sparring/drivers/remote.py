@@ -15,7 +15,7 @@ from sparring.drivers.acting import Job
 from sparring.drivers.async_ import Crew
 from sparring.drivers.cluster import ClusterRun, connect
 from sparring.drivers.ray_library import end, library
-from sparring.errors import ConfigError, EnvironmentFailure, LearnerLost, SparringError
+from sparring.errors import EnvironmentFailure, LearnerLost, NoPlace, SparringError
 from sparring.types import ActorState, Algorithm
 
 PLACE_SECONDS = 60.0
@@ -173,8 +173,8 @@ class RemoteRun:
     def _await_place(self, gpus: float) -> None:
         ready, _ = self._ray.wait([self._learner.__ray_ready__.remote()], timeout=PLACE_SECONDS)
         if not ready:
-            accelerators = f" and {gpus:g} GPUs" if gpus else ""
-            raise ConfigError(
+            accelerators = f" and {gpus:g} GPU{'s' * (gpus > 1)}" if gpus else ""
+            raise NoPlace(
                 f"No node of the cluster had a free core{accelerators} for the learner within "
                 f"{PLACE_SECONDS:.0f} s. Lower actors or learner_gpus, let a node join, or use learner=here."
             )

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,16 +25,31 @@ def test_the_board_keeps_the_newest() -> None:
     assert board.pull(3) is None
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_node_is_killed_and_another_joins(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--json", str(tmp_path / "told.json")]
+def played(scene: str, tmp_path: Path) -> Any:
+    """What the script told of a scene that it passed."""
+    command = [sys.executable, str(SCRIPT), scene, "--json", str(tmp_path / "told.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads((tmp_path / "told.json").read_text())
+    return json.loads((tmp_path / "told.json").read_text())[scene]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_an_actors_node_is_killed_and_another_joins(tmp_path: Path) -> None:
+    told = played("actor", tmp_path)
     assert told["iterations_on_one_node"] == 3
     assert told["steps"] == told["steps_in_replay"] == told["iterations"] * 100
     assert "its node left the cluster, and was replaced" in told["events"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_learners_node_is_killed_and_another_joins(tmp_path: Path) -> None:
+    told = played("learner", tmp_path)
+    assert told["steps"] >= told["goal"]
+    assert told["learners_lost"] >= 1
+    assert any("Waiting for a node that joins" in line for line in told["events"])
+    assert told["steps_told_twice"] == 0
 
 
 def test_no_cluster_at_an_address() -> None:

@@ -317,7 +317,7 @@ def test_a_learner_that_finds_no_place_or_cannot_work_says_so(
     ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "PLACE_SECONDS", 2.0)
-    with pytest.raises(ConfigError, match="No node of the cluster had a free core and 1 GPUs"):
+    with pytest.raises(ConfigError, match="No node of the cluster had a free core and 1 GPU for"):
         learner_elsewhere(learner_gpus=1)
     monkeypatch.setattr(remote, "PLACE_SECONDS", 60.0)
     with pytest.raises(ConfigError, match="cannot be shared evenly by replay_shards=3"):
