@@ -37,6 +37,22 @@ def rows() -> dict[str, dict[str, Any]]:
     return tomllib.loads((HERE / "learn.toml").read_text())
 
 
+def earned(metrics: Path) -> dict[str, float] | None:
+    """Returns of the episodes that were played to learn: their mean over all steps, and over the last."""
+    import numpy as np
+
+    from sparring.metrics import sqlite
+
+    if not metrics.exists():
+        return None
+    told = sqlite.read(metrics, "rollout/ep_rew_mean")
+    there = np.isfinite(told.values)
+    steps, means = np.asarray(told.steps, float)[there], np.asarray(told.values, float)[there]
+    if len(steps) < 2:
+        return None
+    return {"mean": float(np.trapezoid(means, steps) / (steps[-1] - steps[0])), "last": float(means[-1])}
+
+
 def learned(name: str, row: dict[str, Any], seed: int, out: Path, scratch: Path) -> None:
     """Trains one seed of a row, evaluates its final policy on fresh seeds, and writes the result."""
     from sparring import launch
@@ -73,6 +89,7 @@ def learned(name: str, row: dict[str, Any], seed: int, out: Path, scratch: Path)
         "steps": run.read_status().steps,
         "train_seconds": sqlite.last(run.metrics, "time/time_elapsed") if run.metrics.exists() else None,
         **{k: {**e.as_json(), "returns": e.returns.tolist()} for k, e in scores.items()},
+        "training": earned(run.metrics),
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
         "processor": processor(),
         "date": datetime.date.today().isoformat(),

@@ -9,6 +9,7 @@ import json
 import statistics
 import tomllib
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,25 +81,43 @@ def study() -> list[str]:
     """GDI's study on LunarLander, and its controls: the chance that a seed beats one of a uniform index."""
     ours = load("sparring")
     rows = tomllib.loads((HERE / "learn.toml").read_text())
-    lines = ["| row | what | deterministic | better than a uniform index |", "|---|---|---|---|"]
+    lines = [
+        "| row | what | deterministic | better than a uniform index | return while learning "
+        "| better than a uniform index |",
+        "|---|---|---|---|---|---|",
+    ]
+
+    def chance_of(name: str, base: str, score_of: Callable[[dict[str, Any]], float]) -> str:
+        if name.endswith("-uniform"):
+            return ""
+        x, y = (np.array([[score_of(result)] for result in ours[row]]) for row in (name, base))
+        return f"{float(probability_of_improvement(x, y)):.2f}"
+
     for name, row in rows.items():
         base = row.get("beside", name.partition("-gdi-")[0] + "-gdi-uniform")
         if "-gdi-" not in name or name not in ours or base not in ours:
             continue
-        x, y = (np.array([[r["deterministic"]["mean"]] for r in ours[row]]) for row in (name, base))
-        chance = "" if name.endswith("-uniform") else f"{float(probability_of_improvement(x, y)):.2f}"
-        lines.append(f"| {name} | {row['target']} | {score(ours[name])} | {chance} |")
+        chance = chance_of(name, base, lambda r: r["deterministic"]["mean"])
+        meanwhile = ["", ""]
+        if all(r.get("training") for r in [*ours[name], *ours[base]]):
+            meanwhile = [
+                score(ours[name], "training"),
+                chance_of(name, base, lambda r: r["training"]["mean"]),
+            ]
+        lines.append(
+            f"| {name} | {row['target']} | {score(ours[name])} | {chance} | {' | '.join(meanwhile)} |"
+        )
     for path in sorted((RESULTS / "fixed").glob("*.json")):
         found = json.loads(path.read_text())
         base = f"{found['env'].partition('-')[0].lower()}-gdi-uniform"
         means = np.array(found["means"])
         known = np.array([r["deterministic"]["mean"] for r in ours[base]])
-        chance = float(probability_of_improvement(means[:, None], known[:, None]))
+        better = float(probability_of_improvement(means[:, None], known[:, None]))
         middle = interval(means)
         lines.append(
             f"| {base.removesuffix('-uniform')}, fixed | best of {len(found['tried'])} fixed indices: "
             f"{', '.join(f'{x:g}' for x in found['best'])} | {middle.value:.1f} [{middle.low:.1f}, "
-            f"{middle.high:.1f}] | {chance:.2f} |"
+            f"{middle.high:.1f}] | {better:.2f} | | |"
         )
     return lines
 
@@ -304,9 +323,10 @@ def main() -> None:
         "",
         "## GDI: the study of LunarLander, and what the bandit is worth",
         "",
-        "`python benchmarks/learn.py --row '*-gdi-*'`. The last column is the probability of improvement:",
-        "the share of pairs of seeds in which the row beats a uniform choice of the index, a tie counting",
-        "half.",
+        "`python benchmarks/learn.py --row '*-gdi-*'`. *Better than a uniform index* is the probability of",
+        "improvement: the share of pairs of seeds in which the row beats a uniform choice of the index, a",
+        "tie counting half; first by the greedy policy at the end, then by the *return while learning*, the",
+        "mean over all steps of what the episodes earned that were played to learn.",
         "",
         *study(),
         "",
