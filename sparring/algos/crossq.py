@@ -130,6 +130,8 @@ class CrossQWeights(NamedTuple):
     """whether actions are still random"""
     std: Float[Array, "*A"] | None = None
     """deviation of the noise on actions; None without noise"""
+    sway: Float[Array, " 2"] | None = None
+    """θ and dt of noise that drifts, where schedules move them"""
 
 
 @algorithm
@@ -203,7 +205,7 @@ class CrossQ(Controlled):
         clip = sight.clip(c, state.moments)
         random = offpolicy.warming_up(c, state.iteration, self.spec.rows)
         std = None if c.noise == "none" else noise.deviation(c)
-        return CrossQWeights(Weights(actor, state.moments, clip), random, std)
+        return CrossQWeights(Weights(actor, state.moments, clip), random, std, noise.sway(self.config, c))
 
     def carry(self, rows: int) -> Carry:
         carry = policy.start_carry(self.spec, self.config, rows)
@@ -222,7 +224,15 @@ class CrossQ(Controlled):
         if weights.std is not None:
             space, noise_key = critics.bounded(self.spec, "CrossQ"), several(key, 3)[2]
             action, drift = noise.added(
-                self.config, space, weights.std, carry.noise, view, behaviour.greedy, noise_key, action
+                self.config,
+                space,
+                weights.std,
+                weights.sway,
+                carry.noise,
+                view,
+                behaviour.greedy,
+                noise_key,
+                action,
             )
             after = after._replace(noise=drift)
         unit = 2.0 * uniform(random_key, choice.sample.shape) - 1.0

@@ -87,6 +87,8 @@ class SACWeights(NamedTuple):
     """whether actions are still random"""
     std: Float[Array, "*A"] | None = None
     """deviation of the noise on actions; None without noise"""
+    sway: Float[Array, " 2"] | None = None
+    """θ and dt of noise that drifts, where schedules move them"""
 
 
 @algorithm
@@ -184,7 +186,7 @@ class SAC(Controlled):
         clip = sight.clip(c, state.moments)
         random = offpolicy.warming_up(c, state.iteration, self.spec.rows)
         std = None if c.noise == "none" else noise.deviation(c)
-        return SACWeights(Weights(actor, state.moments, clip), random, std)
+        return SACWeights(Weights(actor, state.moments, clip), random, std, noise.sway(self.config, c))
 
     def carry(self, rows: int) -> Carry:
         carry = policy.start_carry(self.spec, self.config, rows)
@@ -204,7 +206,7 @@ class SAC(Controlled):
         if weights.std is not None:
             space, noise_key = critics.bounded(self.spec, "SAC"), several(key, 3)[2]
             action, drift = noise.added(
-                c, space, weights.std, carry.noise, view, behaviour.greedy, noise_key, action
+                c, space, weights.std, weights.sway, carry.noise, view, behaviour.greedy, noise_key, action
             )
             after = after._replace(noise=drift)
         if isinstance(codec.inner, Box):

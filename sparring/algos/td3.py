@@ -86,6 +86,8 @@ class TD3Weights(NamedTuple):
     """deviation of the noise"""
     random: Bool[Array, ""]
     """whether actions are still random"""
+    sway: Float[Array, " 2"] | None = None
+    """θ and dt of noise that drifts, where schedules move them"""
 
 
 @algorithm
@@ -155,6 +157,7 @@ class TD3(Controlled):
             sight.clip(c, state.moments),
             noise.deviation(c),
             offpolicy.warming_up(c, state.iteration, self.spec.rows),
+            noise.sway(self.config, c),
         )
 
     def carry(self, rows: int) -> Carry:
@@ -174,7 +177,7 @@ class TD3(Controlled):
         drift, unit = carry.noise, mean
         if c.noise != "none":
             std = weights.std if behaviour.noise is None else weights.std * behaviour.noise[:, None]
-            shift, drift = noise.draw(c, std, drift, view.first, noise_key, mean.shape)
+            shift, drift = noise.draw(c, std, weights.sway, drift, view.first, noise_key, mean.shape)
             unit = jnp.clip(mean + shift, -1.0, 1.0)
         anything = 2.0 * uniform(random_key, mean.shape) - 1.0
         unit = jnp.where(weights.random, anything, unit)

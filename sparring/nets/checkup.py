@@ -45,10 +45,20 @@ def due(iteration: Any, horizon: Any) -> Bool[Array, ""]:
 
 
 def looked(when: Bool[Array, ""], measured: Callable[[], Metrics]) -> Metrics:
-    """What `measured` finds, or NaN when it is not the time to look."""
-    shapes = jax.eval_shape(measured)
-    missing = {name: jnp.full(s.shape, jnp.nan, s.dtype) for name, s in shapes.items()}
-    return jax.lax.cond(when, measured, lambda: missing) if shapes else {}
+    """The scalars that `measured` finds, or NaN when it is not the time to look.
+
+    They leave the choice as one array: each by itself would be a copy of its own in every iteration.
+    """
+    names = list(jax.eval_shape(measured))
+    if not names:
+        return {}
+
+    def together() -> Float[Array, " K"]:
+        found = measured()
+        return jnp.stack([found[name] for name in names])
+
+    found = jax.lax.cond(when, together, lambda: jnp.full(len(names), jnp.nan))
+    return dict(zip(names, found, strict=True))
 
 
 def look(

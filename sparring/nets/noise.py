@@ -6,13 +6,12 @@ Mean μ and deviation σ are one number for all dimensions of an action, or one 
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from sparring.config import Schedulable, configuration
+from sparring.config import Schedulable, Schedule, configuration
 from sparring.errors import ConfigError
 from sparring.nets.heads import bounds_to_unit, unit_to_bounds
 from sparring.ops.keys import normal
@@ -30,9 +29,9 @@ class NoiseConfig:
     """deviation of the exploration noise, for actions in [-1, 1]; a list has one for every dimension"""
     noise_mean: tuple[float, ...] = ()
     """mean of the exploration noise; empty is 0, a list has one for every dimension"""
-    noise_theta: float = 0.15
+    noise_theta: Schedulable = 0.15
     """pull of Ornstein-Uhlenbeck noise towards its mean"""
-    noise_dt: float = 1e-2
+    noise_dt: Schedulable = 1e-2
     """time step of Ornstein-Uhlenbeck noise"""
 
 
@@ -68,9 +67,16 @@ def deviation(c: NoiseConfig) -> Float[Array, "*A"]:
     return jnp.asarray(c.noise_std, jnp.float32)
 
 
+def sway(c: NoiseConfig, now: NoiseConfig) -> Float[Array, " 2"] | None:
+    """θ and dt of this moment where a schedule moves one of them; else the settings themselves say them."""
+    moved = c.noise == "ou" and isinstance(c.noise_theta, Schedule) | isinstance(c.noise_dt, Schedule)
+    return jnp.stack([jnp.float32(now.noise_theta), jnp.float32(now.noise_dt)]) if moved else None
+
+
 def draw(
     c: NoiseConfig,
     std: Float[Array, "*A"],
+    sway: Float[Array, " 2"] | None,
     drift: Float[Array, "B A"] | None,
     first: Bool[Array, " B"] | None,
     key: Key,
@@ -84,7 +90,8 @@ def draw(
     if first is not None:
         drift = jnp.where(first[:, None], 0.0, drift)
     pull = drift if mean is None else drift - mean
-    drift = drift - c.noise_theta * c.noise_dt * pull + math.sqrt(c.noise_dt) * noise
+    theta, dt = (c.noise_theta, c.noise_dt) if sway is None else sway
+    drift = drift - theta * dt * pull + jnp.sqrt(dt) * noise
     return drift, drift
 
 
@@ -92,6 +99,7 @@ def added(
     c: NoiseConfig,
     space: Box,
     std: Float[Array, "*A"],
+    sway: Float[Array, " 2"] | None,
     drift: Float[Array, "B A"] | None,
     view: View,
     greedy: Bool[Array, " B"] | None,
@@ -100,7 +108,7 @@ def added(
 ) -> tuple[Array, Float[Array, "B A"] | None]:
     """Actions within the bounds with noise added where they are not to be greedy, and what it remembers."""
     unit = bounds_to_unit(space, action)
-    shift, drift = draw(c, std, drift, view.first, key, unit.shape)
+    shift, drift = draw(c, std, sway, drift, view.first, key, unit.shape)
     noisy = unit_to_bounds(space, jnp.clip(unit + shift, -1.0, 1.0))
     if greedy is None:
         return noisy, drift

@@ -60,14 +60,36 @@ def test_drifting_noise_settles_at_its_mean_and_deviation_of_every_dimension():
     drift, std = noise.start(config, SPEC, 2000), noise.deviation(config)
 
     def step(drift: Any, key: Any) -> Any:
-        return noise.draw(config, std, drift, None, key, drift.shape)[1], None
+        return noise.draw(config, std, None, drift, None, key, drift.shape)[1], None
 
     drift, _ = jax.lax.scan(step, drift, jax.random.split(jax.random.key(0), 100))
     stationary = np.array([0.1, 0.4]) * np.sqrt(0.1 / (1 - 0.9**2))
     np.testing.assert_allclose(np.mean(drift, 0), [0.5, -0.5], atol=0.03)
     np.testing.assert_allclose(np.std(drift, 0), stationary, rtol=0.06)
-    fresh, _ = noise.draw(config, jnp.zeros(2), drift, jnp.ones(2000, bool), jax.random.key(0), drift.shape)
+    fresh, _ = noise.draw(
+        config, jnp.zeros(2), None, drift, jnp.ones(2000, bool), jax.random.key(0), drift.shape
+    )
     np.testing.assert_allclose(fresh, np.tile([0.05, -0.05], (2000, 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", STEERERS)
+def test_pull_and_time_step_of_drifting_noise_follow_schedules(name):
+    """At either end of a schedule the drift is that of the constant there."""
+
+    def drift(progress: float, **settings: Any) -> np.ndarray:
+        algo = learner(name, noise="ou", noise_std=0.2, **settings)
+        state = quick(algo.init)(jax.random.key(0))
+        weights = algo.policy(state._replace(iteration=jnp.int32(progress * algo.horizon)))
+        view = View(jnp.ones((6, 3)), first=jnp.zeros(6, bool))
+        carry = algo.carry(6)._replace(noise=jnp.full((6, 2), 0.5))
+        after = quick(type(algo).act)(algo, weights, carry, view, Behaviour(), jax.random.key(1))[2]
+        return np.asarray(after.noise)
+
+    moving = {"noise_theta": Linear(0.2, 3.0), "noise_dt": Linear(0.01, 0.25)}
+    np.testing.assert_allclose(drift(0, **moving), drift(0, noise_theta=0.2, noise_dt=0.01), rtol=1e-6)
+    np.testing.assert_allclose(drift(1, **moving), drift(1, noise_theta=3.0, noise_dt=0.25), rtol=1e-6)
+    one = drift(1, noise_theta=Linear(0.2, 3.0), noise_dt=0.25)
+    np.testing.assert_allclose(one, drift(1, **moving), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sac", "crossq"])
