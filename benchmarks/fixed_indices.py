@@ -77,7 +77,8 @@ def main() -> None:
         result = json.loads(out.read_text())
         mean = result["deterministic"]["mean"]
         print(f"index {number} {points[number]} seed {seed}: {mean:.1f}", flush=True)
-        return {"mean": mean, "date": result["date"], "cores": result["cores"]}
+        earned = result["training"]["mean"]
+        return {"mean": mean, "earned": earned, "date": result["date"], "cores": result["cores"]}
 
     tried = on_cores([(number, CHOOSING) for number in range(TRIED)], arguments.jobs, score)
     best = max(range(TRIED), key=lambda number: tried[number]["mean"])
@@ -89,6 +90,7 @@ def main() -> None:
         "tried": [{"point": p, "mean": t["mean"]} for p, t in zip(points, tried, strict=True)],
         "best": points[best],
         "means": [t["mean"] for t in again],
+        "earned": [t["earned"] for t in again],
         "date": again[0]["date"],
         "cores": again[0]["cores"],
     }

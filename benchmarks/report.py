@@ -95,7 +95,7 @@ def study() -> list[str]:
 
     for name, row in rows.items():
         base = row.get("beside", name.partition("-gdi-")[0] + "-gdi-uniform")
-        if "-gdi-" not in name or name not in ours or base not in ours:
+        if "-gdi" not in name or name not in ours or base not in ours:
             continue
         chance = chance_of(name, base, lambda r: r["deterministic"]["mean"])
         meanwhile = ["", ""]
@@ -110,15 +110,18 @@ def study() -> list[str]:
     for path in sorted((RESULTS / "fixed").glob("*.json")):
         found = json.loads(path.read_text())
         base = f"{found['env'].partition('-')[0].lower()}-gdi-uniform"
-        means = np.array(found["means"])
-        known = np.array([r["deterministic"]["mean"] for r in ours[base]])
-        better = float(probability_of_improvement(means[:, None], known[:, None]))
-        middle = interval(means)
-        lines.append(
-            f"| {base.removesuffix('-uniform')}, fixed | best of {len(found['tried'])} fixed indices: "
-            f"{', '.join(f'{x:g}' for x in found['best'])} | {middle.value:.1f} [{middle.low:.1f}, "
-            f"{middle.high:.1f}] | {better:.2f} | | |"
-        )
+        cells = [f"{base.removesuffix('-uniform')}, fixed"]
+        best = ", ".join(f"{x:g}" for x in found["best"])
+        cells.append(f"best of {len(found['tried'])} fixed indices: {best}")
+        for means, kind in ((found["means"], "deterministic"), (found.get("earned"), "training")):
+            if means is None:
+                cells += ["", ""]
+                continue
+            known = np.array([r[kind]["mean"] for r in ours[base]])
+            better = float(probability_of_improvement(np.array(means)[:, None], known[:, None]))
+            middle = interval(np.array(means))
+            cells += [f"{middle.value:.1f} [{middle.low:.1f}, {middle.high:.1f}]", f"{better:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
