@@ -66,10 +66,12 @@ def doubled_ranks(pool: Pool, returns: Float[Array, " B"]) -> Int[Array, " B"]:
 def scores(doubled: Array, episodes: Array, pool: Pool, least: int) -> Array:
     """Sums of scores √12 (rank − ½) from sums of doubled ranks; 0 while the pool holds fewer than `least`.
 
-    A score is at most √3 in size and has unit variance where ranks are uniform.
+    A full pool always counts, be it smaller than that. A score is at most √3 in size and has unit variance
+    where ranks are uniform.
     """
     rank = doubled / (2.0 * jnp.maximum(pool.held, 1))
-    return jnp.where(pool.held >= least, math.sqrt(12.0) * (rank - 0.5 * episodes), 0.0)
+    enough = min(least, pool.returns.shape[0])
+    return jnp.where(pool.held >= enough, math.sqrt(12.0) * (rank - 0.5 * episodes), 0.0)
 
 
 def moments(pool: Pool) -> tuple[Float[Array, ""], Float[Array, ""]]:

@@ -31,6 +31,7 @@ SPACE = Space(
     )
 )
 ROWS = 8
+KEY = jax.random.key(0)
 OPTIONS: dict[str, dict[str, Any]] = {
     "thompson": {"pool": 50, "warm_up": 10},
     "sw_ucb": {"window": 50, "arms": 12},
@@ -273,6 +274,18 @@ def test_thompson_scores_nothing_before_the_warm_up_and_never_more_than_the_squa
     pulled = np.asarray(after.pulls - state.pulls * math.exp(-ROWS / 1500))
     np.testing.assert_allclose(after.score, math.sqrt(3) * pulled, atol=1e-4)
     assert float(quick(selector.report)(after)["bandit/pool_mean"]) == pytest.approx(100 / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["thompson", "gdi_tiles", "lbc_regions"])
+def test_a_full_pool_counts_be_it_smaller_than_the_warm_up(name):
+    selector = make(name, SPACE, pool=16, warm_up=64)
+    state = selector.init(KEY)
+    choice = selector.select(state, KEY, ROWS)
+    update, everyone = jax.jit(selector.update), jnp.ones(ROWS, bool)
+    for filling in range(2):
+        state = update(state, choice, jnp.arange(ROWS) + float(filling), everyone)
+    low, high = (update(state, choice, jnp.full(ROWS, x), everyone) for x in (-9.0, 9.0))
+    assert differences(low._replace(pool=state.pool), high._replace(pool=state.pool))
 
 
 def test_more_rows_than_the_pool_holds_leave_it_full_and_as_spread():
