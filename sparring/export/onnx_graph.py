@@ -5,6 +5,7 @@ ONNX has no complex numbers; they are carried as two arrays. The number of rows 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ import numpy as np
 from sparring.errors import ConfigError, missing_extra
 from sparring.export.flat import Operation, Program, Value
 
+# onnxruntime 1.31 reports to its maker what it runs; it looks at this once, when it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import onnx
     import onnxruntime
@@ -22,6 +25,7 @@ try:
     from onnxruntime.capi import onnxruntime_pybind11_state as refusals
 except ImportError as error:
     raise missing_extra(error.name or "onnx", "onnx") from error
+onnxruntime.disable_telemetry_events()
 
 REFUSALS = (
     *(onnx.checker.ValidationError, onnx.shape_inference.InferenceError),
