@@ -62,13 +62,22 @@ def control_metrics(algo: Algorithm, control: Any) -> Metrics:
     told = controller.report(control)
     metrics = {name: value for name, value in told.items() if value.ndim == 0}
     for name, value in told.items():
-        if value.ndim == 1 and name.startswith(("bandit/probability/", "bandit/mean/")):
+        if value.ndim == 1 and name.startswith(("bandit/probability/", "bandit/mean/", "bandit/return/")):
             metrics |= {f"{name}/{cell:02d}": value[cell] for cell in range(value.shape[0])}
-    for short, long, most in (("entropy", "bandit/entropy/", jnp.min), ("snr", "bandit/signal/", jnp.max)):
-        each = [value for name, value in metrics.items() if name.startswith(long)]
-        if each:
-            metrics[f"bandit/{short}"] = most(jnp.stack(each))
-    return metrics
+    return metrics | _narrowest(metrics)
+
+
+def _narrowest(metrics: Metrics) -> Metrics:
+    """Evenness of the choice in the coordinate where it is least even, and how much stands behind that."""
+    evenness, signal = "bandit/entropy/", "bandit/signal/"
+    names = [name.removeprefix(evenness) for name in metrics if name.startswith(evenness)]
+    if not names:
+        return {}
+    even = jnp.stack([metrics[evenness + name] for name in names])
+    found = {"bandit/entropy": jnp.min(even)}
+    if all(signal + name in metrics for name in names):
+        found["bandit/snr"] = jnp.stack([metrics[signal + name] for name in names])[jnp.argmin(even)]
+    return found
 
 
 def view(state: ActorState) -> View:

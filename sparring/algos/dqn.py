@@ -113,10 +113,11 @@ class DQN(Controlled):
         if self.config.target_update_interval < 1:
             raise ConfigError("target_update_interval must be at least 1.")
         if self.controller is not None:
-            for each in self.space.coordinates:
+            for place, each in enumerate(self.space.coordinates):
+                fixed = self.config.controller_index[place : place + 1]
                 if each.name == "n_step" and (
                     self.config.core != "none"
-                    or max(each.values) > self.config.n_steps
+                    or max(fixed or each.values) > self.config.n_steps
                     or offpolicy.on_host(self.config, self.spec)
                 ):
                     raise ConfigError(
@@ -125,7 +126,7 @@ class DQN(Controlled):
                         "last step. Raise n_steps, set buffer=device, or leave n_step out of "
                         "controller_space."
                     )
-        return offpolicy.unwise(self.config)
+        return [*offpolicy.unwise(self.config), *self.unread()]
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps)

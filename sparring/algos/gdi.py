@@ -275,6 +275,8 @@ class GDI(Controlled):
         for name in ("buffer_size", "batch_size", "sequence_length", "train_freq", "policies"):
             if getattr(c, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(c, name)}.")
+        if c.gradient_steps == 0 or c.gradient_steps < -1:
+            raise ConfigError(f"gradient_steps must be at least 1, or -1, got {c.gradient_steps}.")
         if c.variant == "h3" and c.policies != 2:
             raise ConfigError(f"variant='h3' has 2 policies, got {c.policies}. Use variant='lbc' for more.")
         if not c.shaping:
@@ -297,8 +299,15 @@ class GDI(Controlled):
             )
         offpolicy.check_stride(c.sequence_stride, c.sequence_length)
         _ = self.controller  # refuses an index that does not fit
-        idle = c.core == "none" and c.burn_in
-        return [*self._reuse_amiss(), *(["burn_in warms a core up, and there is none."] if idle else [])]
+        found = [*self._reuse_amiss(), *self.unread()]
+        if c.core == "none" and c.burn_in:
+            found.append("burn_in warms a core up, and there is none.")
+        if len(c.shaping) > self.heads and c.shaping != GDIConfig.shaping:  # i3 takes the default's first
+            found.append(
+                f"shaping names {len(c.shaping)} rewards, and variant={c.variant!r} learns {self.heads}: "
+                f"leave {', '.join(c.shaping[self.heads :])} out."
+            )
+        return found
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps, b2=self.config.adam_b2)

@@ -130,6 +130,10 @@ class PPO(Controlled):
                 "n_steps × n_envs = 1: an advantage cannot be standardised alone. Use n_steps=2 or more, "
                 "or normalize_advantage=false."
             )
+        return [*self._check_batches(), *self.unread()]
+
+    def _check_batches(self) -> list[str]:
+        c, transitions = self.config, self.config.n_steps * self.spec.rows
         if c.core != "none":
             return self._check_sequences()
         size = min(c.batch_size, transitions)

@@ -25,6 +25,7 @@ from sparring.ops import optim
 from sparring.ops.minibatch import Epoch, epochs, sequences
 from sparring.ops.returns import described, explained_variance, masked_mean, q_lambda
 from sparring.ops.statistics import Moments
+from sparring.replay import offpolicy
 from sparring.replay.latest import Latest
 from sparring.spaces import EnvSpec
 from sparring.types import Action, Batch, Behaviour, Key, Plan, Report, Transition, View
@@ -109,22 +110,17 @@ class PQN(Controlled):
         """Refuses impossible settings; returns warnings about unwise ones."""
         c = self.config
         values.choice_codec(self.spec, c, "PQN")
+        offpolicy.check_ranges(c)
         if c.n_steps < 1 or c.batch_size < 1 or c.n_epochs < 1:
             raise ConfigError("n_steps, batch_size and n_epochs must be at least 1.")
+        if c.sequence_length < 0:
+            raise ConfigError(f"sequence_length cannot be negative, got {c.sequence_length}.")
         if c.core != "none" and c.n_steps % self._length:
             raise ConfigError(
                 f"n_steps = {c.n_steps} is not a multiple of sequence_length = {self._length}: the rollout "
                 "cannot be cut into sequences. Choose a divisor, or 0 for the whole rollout."
             )
-        if self.controller is not None:
-            for each in self.space.coordinates:
-                numbers = each.edges or each.values
-                if each.name == "q_lambda" and not 0.0 <= min(numbers) <= max(numbers) <= 1.0:
-                    raise ConfigError(
-                        "A trace lies between 0 and 1, but a bandit may choose a q_lambda from "
-                        f"{min(numbers):g} to {max(numbers):g}. Example: 'q_lambda:0.1:0.9:4'."
-                    )
-        return []
+        return self.unread()
 
     @property
     def _length(self) -> int:

@@ -117,7 +117,7 @@ class SAC(Controlled):
             raise ConfigError("n_critics and target_update_interval must be at least 1.")
         self._codec()
         noise.check(self.config, self.spec)
-        return offpolicy.unwise(self.config)
+        return [*offpolicy.unwise(self.config), *self.unread()]
 
     def _codec(self) -> Codec:
         codec = sight.action_codec(self.spec, self.config, squash=not self._chooses)

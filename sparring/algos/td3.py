@@ -116,7 +116,7 @@ class TD3(Controlled):
         noise.check(self.config, self.spec)
         if self.config.n_critics < 1 or self.config.policy_delay < 1:
             raise ConfigError("n_critics and policy_delay must be at least 1.")
-        return offpolicy.unwise(self.config)
+        return [*offpolicy.unwise(self.config), *self.unread()]
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps)

@@ -16,6 +16,16 @@ from sparring.errors import ConfigError
 from sparring.ops import keys
 from sparring.types import Key
 
+MEMORY = 500.0
+"""Episodes until what one earned counts 1/e in the table of returns."""
+
+
+class Earned(NamedTuple):
+    """What episodes earned in each coordinate's cells, and how many there were; older ones count less."""
+
+    returns: Float[Array, "C K"]
+    episodes: Float[Array, "C K"]
+
 
 class Control(NamedTuple):
     """The bandit's state, the index that each row acts by, and what its episode has earned so far."""
@@ -25,6 +35,8 @@ class Control(NamedTuple):
     choice: Choice
     total: Float[Array, " B"]
     """raw return of the episode in progress"""
+    earned: Earned | None = None
+    """by cells, for whoever looks: selectors keep to numbers of their own"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,9 @@ class Controller:
             state = self.selector.init(first)
         else:
             state = jax.vmap(self.selector.init)(keys.several(first, self._bandits(rows)))
-        return Control(state, self._selected(state, keys.derive(key, 1), rows), jnp.zeros(rows))
+        blank = jnp.zeros(self.selector.space.exists.shape)
+        choice = self._selected(state, keys.derive(key, 1), rows)
+        return Control(state, choice, jnp.zeros(rows), Earned(blank, jnp.copy(blank)))
 
     def turn(
         self,
@@ -77,21 +91,34 @@ class Controller:
         over = ended if lost is None else ended | lost
         total = control.total + (reward if lost is None else jnp.where(lost, 0.0, reward))
 
-        def turned() -> tuple[Any, Choice]:
+        def turned() -> tuple[Any, Choice, Earned | None]:
             state = self._updated(control.state, control.choice, total, counted)
             fresh = self._selected(state, key, over.shape[0])
-            return state, jax.tree.map(
-                lambda new, old: jnp.where(over[:, None], new, old), fresh, control.choice
-            )
+            choice = jax.tree.map(lambda new, old: jnp.where(over[:, None], new, old), fresh, control.choice)
+            return state, choice, _earned(control.earned, control.choice, total, counted)
 
-        state, choice = jax.lax.cond(over.any(), turned, lambda: (control.state, control.choice))
-        return Control(state, choice, jnp.where(over, 0.0, total))
+        state, choice, earned = jax.lax.cond(
+            over.any(), turned, lambda: (control.state, control.choice, control.earned)
+        )
+        return Control(state, choice, jnp.where(over, 0.0, total), earned)
 
     def report(self, control: Control) -> dict[str, Array]:
-        """What the selector says; the mean over rows or tasks where each has its own."""
+        """What the selector says, the mean over rows or tasks where each has its own; and the mean return of
+        each coordinate's cells, where no episode was played that of all."""
+        told = {} if control.earned is None else self._returns(control.earned)
         if self.scope == "shared":
-            return self.selector.report(control.state)
-        return jax.tree.map(lambda x: x.mean(axis=0), jax.vmap(self.selector.report)(control.state))
+            return told | self.selector.report(control.state)
+        each = jax.vmap(self.selector.report)(control.state)
+        return told | jax.tree.map(lambda x: x.mean(axis=0), each)
+
+    def _returns(self, earned: Earned) -> dict[str, Array]:
+        space = self.selector.space
+        total, episodes = earned.returns[0].sum(), earned.episodes[0].sum()
+        overall = jnp.where(episodes > 0.0, total / jnp.maximum(episodes, 1e-30), 0.0)
+        played = earned.episodes > 0.0
+        mean = jnp.where(played, earned.returns / jnp.where(played, earned.episodes, 1.0), overall)
+        cells = zip(space.names, space.cells, strict=True)
+        return {f"bandit/return/{name}": mean[c, :count] for c, (name, count) in enumerate(cells)}
 
     def _bandits(self, rows: int) -> int:
         return rows if self.scope == "row" else max(self.tasks) + 1
@@ -116,3 +143,21 @@ class Controller:
             return jax.vmap(self.selector.update)(state, *alone)
         own = np.asarray(self.tasks) == np.arange(max(self.tasks) + 1)[:, None]
         return jax.vmap(self.selector.update, in_axes=(0, None, None, 0))(state, choice, total, counted & own)
+
+
+def _earned(
+    before: Earned | None, choice: Choice, returns: Float[Array, " B"], counted: Bool[Array, " B"]
+) -> Earned | None:
+    """The table after the episodes that count, those of finite return."""
+    if before is None:
+        return None
+    counted = counted & jnp.isfinite(returns)
+    coordinate, kept = jnp.arange(choice.cell.shape[1]), jnp.exp(-counted.sum() / MEMORY)
+
+    def added(table: Float[Array, "C K"], each: Float[Array, " B"]) -> Float[Array, "C K"]:
+        return table * kept + jnp.zeros_like(table).at[coordinate, choice.cell].add(each[:, None])
+
+    return Earned(
+        added(before.returns, jnp.where(counted, returns, 0.0)),
+        added(before.episodes, counted.astype(jnp.float32)),
+    )

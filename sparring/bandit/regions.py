@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
+from sparring.bandit.ranges import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 from sparring.bandit.report import of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space
-from sparring.errors import ConfigError
 from sparring.ops import keys
 from sparring.types import Key
 
@@ -58,10 +58,8 @@ class Regions:
     warm_up: int = 64
 
     def __post_init__(self) -> None:
-        if min(self.members, self.lifetime, *self.parts) < 1 or self.temperature <= 0:
-            raise ConfigError(
-                "Regions need at least one member and one part, a lifetime, and a temperature above 0."
-            )
+        counts = dict.fromkeys(("members", "parts", "lifetime", "pool", "warm_up"), COUNT)
+        check_options(self, {**counts, "bonuses": NOT_NEGATIVE, "temperature": POSITIVE})
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from jaxtyping import Array, Float
 
 from sparring import bandit
 from sparring.bandit.control import Controller
+from sparring.bandit.ranges import COUNT, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
 from sparring.bandit.registry import defaults
 from sparring.bandit.space import Coordinate, Space
 from sparring.config import configuration
 from sparring.errors import ConfigError, nearest
+from sparring.spaces import EnvSpec
 from sparring.types import Behaviour
 
 Selection: TypeAlias = Literal[
@@ -26,6 +30,18 @@ Selection: TypeAlias = Literal[
     "fixed",
     "ladder",
 ]
+
+BOUNDS = {
+    "epsilon": PROBABILITY,
+    "q_lambda": PROBABILITY,
+    "omega": PROBABILITY,
+    "inverse_tau": NOT_NEGATIVE,
+    "temperature": POSITIVE,
+    "noise": NOT_NEGATIVE,
+    "ent_coef": NOT_NEGATIVE,
+    "n_step": COUNT,
+}
+"""What a coordinate of an algorithm can be, by its name without the number of a policy."""
 
 
 @configuration
@@ -63,13 +79,37 @@ def coordinate(text: str) -> Coordinate:
         ) from error
 
 
-def contemporaries(name: str, space: Space) -> dict[str, float]:
+def bounds(name: str) -> Range:
+    """What a coordinate of this name can be."""
+    return BOUNDS.get(re.sub(r"_\d+$", "", name), Range())
+
+
+def check_bounds(each: Coordinate, example: str) -> None:
+    """Refuses a coordinate from which a bandit may choose what it cannot be."""
+    span, numbers = bounds(each.name), each.edges or each.values
+    if span.whole and each.edges:
+        raise ConfigError(
+            f"controller_space cuts {each.name} into cells from {numbers[0]:g} to {numbers[-1]:g}, but it "
+            f"must be {span}. Name its values. Example: {example!r}."
+        )
+    for number in numbers:
+        if not span.holds(number):
+            raise ConfigError(
+                f"controller_space lets a bandit choose {each.name} = {number:g}, which must be {span}. "
+                f"Example: {example!r}."
+            )
+
+
+def contemporaries(name: str, space: Space, rows: int) -> dict[str, float]:
     """Options of selectors in training, where returns rise.
 
     Against old ones every new episode ranks high, and whatever was chosen lately looks good: only the latest
-    are ranked against. `memory` keeps to `thompson`'s rule of 20 episodes for every cell.
+    are ranked against, about two of every row. `memory` keeps to `thompson`'s rule of 20 episodes for every
+    cell.
     """
-    return {"pool": 200, "memory": max(500, 20 * sum(space.cells))} if name == "thompson" else {}
+    if name != "thompson":
+        return {}
+    return {"pool": max(32, 2 * rows), "memory": max(500, 20 * sum(space.cells))}
 
 
 def option(text: str, known: dict[str, Any]) -> tuple[str, Any]:
@@ -103,27 +143,44 @@ def _number(text: str, whole: bool) -> float:
     return int(number) if number.is_integer() else number
 
 
-def controller_for(config: ControlConfig, space: Space) -> Controller | None:
+def controller_for(config: ControlConfig, space: Space, rows: int) -> Controller | None:
     """The controller that the settings ask for; None for none."""
     if config.controller == "none":
         return None
     scope, tasks = config.controller_scope, config.controller_tasks
     if config.controller != "fixed":
+        if config.controller_index:
+            raise ConfigError(
+                f"controller_index = {config.controller_index} is for controller='fixed', but controller = "
+                f"{config.controller!r} chooses by itself. Use controller='fixed', or controller_index=[]."
+            )
         known = defaults(config.controller)
-        options = contemporaries(config.controller, space)
+        options = contemporaries(config.controller, space, rows)
         options |= dict(option(text, known) for text in config.controller_options)
         return Controller(bandit.make(config.controller, space, **options), scope, tasks)
+    if config.controller_options:
+        raise ConfigError(
+            f"controller='fixed' has no options, but controller_options = {config.controller_options}. "
+            "Its behaviour is controller_index; set controller_options=[]."
+        )
     if len(config.controller_index) != len(space.coordinates):
         raise ConfigError(
             f"controller='fixed' needs controller_index with {len(space.coordinates)} numbers: "
             f"{', '.join(space.names)}."
         )
+    for name, number in zip(space.names, config.controller_index, strict=True):
+        if not bounds(name).holds(number):
+            raise ConfigError(
+                f"controller_index has {name} = {number:g}, which must be {bounds(name)}. The order is "
+                f"{', '.join(space.names)}."
+            )
     return Controller(bandit.make("fixed", space, point=config.controller_index), scope, tasks)
 
 
 class Controlled:
     """What an algorithm inherits to let a bandit choose its rows' behaviour."""
 
+    spec: EnvSpec
     config: Any
     coordinates: ClassVar[tuple[str, ...]]
     """what may be chosen, as in `controller_space`, with the range that is the default"""
@@ -139,6 +196,7 @@ class Controlled:
                     f"{type(self).__name__} has no {each.name!r} for a bandit to choose."
                     f"{nearest(each.name, known)} Known: {', '.join(known)}."
                 )
+            check_bounds(each, known[each.name])
         return Space(tuple(chosen))
 
     def _default(self, known: dict[str, str]) -> Iterable[str]:
@@ -146,7 +204,22 @@ class Controlled:
 
     @property
     def controller(self) -> Controller | None:
-        return None if self.config.controller == "none" else controller_for(self.config, self.space)
+        if self.config.controller == "none":
+            return None
+        return controller_for(self.config, self.space, self.spec.rows)
+
+    def unread(self) -> list[str]:
+        """A warning, for `check`, about settings of a controller where there is none; refuses one that
+        cannot be made."""
+        if self.config.controller != "none":
+            controller_for(self.config, self.space, self.spec.rows)
+            return []
+        others = [field for field in fields(ControlConfig) if field.name != "controller"]
+        given = [(f.name, value) for f in others if (value := getattr(self.config, f.name)) != f.default]
+        if not given:
+            return []
+        words = ", ".join(f"{name}={value!r}" for name, value in given)
+        return [f"Nothing reads {words} with controller='none'. Choose a controller, or leave them out."]
 
     def behaviour(self, point: Float[Array, "B C"]) -> Behaviour:
         """How rows act at these points; coordinates that only learning reads are left out."""

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from sparring.bandit.api import Choice
+from sparring.bandit.ranges import Range
 from sparring.bandit.report import of_choosing
 from sparring.bandit.space import Space
 from sparring.errors import ConfigError
@@ -62,9 +63,10 @@ class Fixed(Unlearned):
     point: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.point) != len(self.space.names):
+        if len(self.point) != len(self.space.names) or not all(map(Range().holds, self.point)):
             raise ConfigError(
-                f"A fixed index needs a point, a number for each of {self.space.names}, not {self.point}."
+                f"A fixed index needs a point, a finite number for each of {self.space.names}, not "
+                f"{self.point}."
             )
 
     def select(self, state: Count, key: Key, rows: int) -> Choice:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
+from sparring.bandit.ranges import COUNT, ENDLESS, POSITIVE, PROBABILITY, check_options
 from sparring.bandit.report import of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space
 from sparring.ops import keys
@@ -53,6 +54,10 @@ class Thompson:
     """returns to rank against"""
     warm_up: int = 64
     """returns before ranks count"""
+
+    def __post_init__(self) -> None:
+        ranges = {"memory": ENDLESS, "floor": PROBABILITY, "spread": POSITIVE, "pool": COUNT}
+        check_options(self, {**ranges, "warm_up": COUNT})
 
     def init(self, key: Key) -> ThompsonState:
         blank = jnp.zeros(self.space.exists.shape)

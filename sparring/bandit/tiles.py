@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
+from sparring.bandit.ranges import COUNT, NOT_NEGATIVE, Range, check_options
 from sparring.bandit.report import of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space
 from sparring.errors import ConfigError
@@ -61,8 +62,8 @@ class Tiles:
     def __post_init__(self) -> None:
         if self.mode not in ("faithful", "safe"):
             raise ConfigError(f"The mode of tiles is 'faithful' or 'safe', not {self.mode!r}.")
-        if min(self.members, self.candidates, *self.widths) < 1:
-            raise ConfigError("Tiles need at least one member, one candidate, and widths of at least 1.")
+        counts = dict.fromkeys(("members", "widths", "candidates", "pool", "warm_up"), COUNT)
+        check_options(self, {**counts, "rates": Range(0.0, 1.0, above=True), "bonus": NOT_NEGATIVE})
 
     @cached_property
     def width(self) -> np.ndarray:

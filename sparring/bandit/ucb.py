@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
+from sparring.bandit.ranges import COUNT, NOT_NEGATIVE, PROBABILITY, Range, check_options
 from sparring.bandit.report import marginals, of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space
 from sparring.errors import ConfigError
@@ -50,9 +51,12 @@ class SlidingWindowUCB:
     normalise: bool = True
 
     def __post_init__(self) -> None:
-        if self.arms < 1 or self.window < 1 or self.space.size >= 2**31:
+        ranges = {"window": COUNT, "arms": COUNT, "beta": NOT_NEGATIVE, "epsilon": PROBABILITY}
+        check_options(self, {**ranges, "normalise": Range(0, 1, whole=True)})
+        if self.space.size >= 2**31:
             raise ConfigError(
-                "A sliding-window UCB needs an arm, a window, and fewer than 2^31 cells in all."
+                f"A sliding-window UCB needs a space of fewer than 2^31 cells in all, got {self.space.size}. "
+                "Give its coordinates fewer cells."
             )
 
     def init(self, key: Key) -> WindowState:

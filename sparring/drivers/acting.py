@@ -51,8 +51,8 @@ class Job:
     seed: int
     number: int = 0
     """which actor it is"""
-    life: int = 0
-    """how many have been started before it: its episodes and choices are not theirs"""
+    life: tuple[int, int] = (0, 0)
+    """the run's iteration and how many were replaced before it: its episodes and choices are not theirs"""
     pull: int = 0
     """steps between looks for newer weights; 0 looks before every chunk"""
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -112,7 +112,9 @@ class Acting:
             jax.eval_shape(self.algo.policy, jax.eval_shape(self.algo.init, jax.random.key(0)))
         )
         self._act = jax.jit(partial(_act, self._policy_tree, jax.tree.structure(self.algo)))
-        self._key = keys.derive(keys.derive(jax.random.key(job.seed), job.number), job.life)
+        self._key = jax.random.key(job.seed)
+        for part in (job.number, *job.life):
+            self._key = keys.derive(self._key, part)
         self.version = -1
         self._snapshot: Snapshot
 
@@ -121,7 +123,7 @@ class Acting:
         job, algo = self.job, self.algo
         self._await_weights()
         collector = self._collector()
-        seed = np.random.SeedSequence([job.seed, job.number, job.life]).generate_state(1)[0]
+        seed = np.random.SeedSequence([job.seed, job.number, *job.life]).generate_state(1)[0]
         timestep = self.env.reset(int(seed))
         state = collector.begin(timestep, jax.tree.map(np.asarray, algo.carry(job.rows)))
         remembers = bool(jax.tree.leaves(state.carry))

@@ -247,14 +247,16 @@ class Async(Host):
         if self._turn is None:
             return
         control, nothing = self.actor.control, np.zeros(self.rows, np.float32)
-        state = control.state
+        state, earned = control.state, control.earned
         for credit in credits(chunk, span.start, self.rows):
-            before = control._replace(state=state, choice=credit.choice, total=credit.returns)
+            before = control._replace(state=state, choice=credit.choice, total=credit.returns, earned=earned)
             # The new choice is nobody's: actors have chosen for themselves.
-            state = jax.tree.map(np.asarray, self._turn(before, nothing, credit.mask, None, self._key).state)
+            after = self._turn(before, nothing, credit.mask, None, self._key)
+            state, earned = jax.tree.map(np.asarray, (after.state, after.earned))
         choice = jax.tree.map(np.array, control.choice)
         choice.cell[span], choice.point[span] = chunk.cell[-1], chunk.rollout.point[-1]
-        self.actor = self.actor._replace(control=control._replace(state=state, choice=choice))
+        control = control._replace(state=state, choice=choice, earned=earned)
+        self.actor = self.actor._replace(control=control)
 
     def _tell(self, metrics: Metrics, seconds: float) -> Metrics:
         """How well actors and learner keep up with each other."""
@@ -291,7 +293,7 @@ class Async(Host):
             seed=self._seed,
             number=number,
             # Not the episodes of those who sat here before, in this run or before it was resumed.
-            life=self.iteration * 1000 + self.replaced,
+            life=(self.iteration, self.replaced),
             pull=self.crew.pull,
             kwargs=dict(self.crew.kwargs or {}),
             time_limit=self.crew.time_limit,
@@ -322,6 +324,7 @@ class Async(Host):
                 f"of steps between. The last time:\n{trouble.details}"
             )
         seat.close()
+        self._publish()  # whoever comes anew has no weights, and a slot that was lost, too, none to give
         self.replaced += 1
         self._news.append(
             f"Actor {number} {trouble.reason} and was replaced; its unfinished sequences are lost."
@@ -406,9 +409,8 @@ class Async(Host):
         self._seats = []
         if self._slot is not None:
             self._slot.close()
-        for folder in (self._folder, self._frames_at):
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @cache

@@ -52,9 +52,11 @@ GROUPS = {
     "other": "Other metrics",
     "time": "Time",
 }
-CELL = re.compile(r"bandit/(probability|mean)/(.+)/(\d\d)")
+CELL = re.compile(r"bandit/(probability|mean|return)/(.+)/(\d{2,4})")
 """A number of one cell of a bandit's coordinate: a row of a map, not a chart of its own."""
 MOST_COLUMNS = 80
+MOST_SQUARES = 8_000
+"""Of one map: one with many cells has fewer columns."""
 _QUANTILE = re.compile(r"(.+)[_/](min|max|mean|median|p\d{1,2})")
 LEVELS = ("error", "warn", "note")
 
@@ -186,15 +188,16 @@ def gather(runs: Sequence[RunDirectory]) -> Story:
 
 def _choices(run: int, table: Mapping[str, list[Curve]]) -> Iterable[Choices]:
     """What the bandit of a run chose, by coordinate, and how good it took each cell to be."""
-    cells: dict[tuple[str, str], list[Curve]] = {}
-    for name in sorted(table):
+    cells: dict[tuple[str, str], dict[int, Curve]] = {}
+    for name, seeds in table.items():
         match = CELL.fullmatch(name)
-        if match is not None and table[name]:
-            cells.setdefault((match[1], match[2]), []).append(table[name][0])
+        if match is not None and seeds:
+            cells.setdefault((match[1], match[2]), {})[int(match[3])] = seeds[0]
     for kind, coordinate in sorted(cells, key=lambda each: (each[0] != "probability", each[1])):
-        curves = cells[kind, coordinate]
+        curves = [curve for _, curve in sorted(cells[kind, coordinate].items(), key=lambda cell: cell[0])]
         length = min(len(curve.steps) for curve in curves)
-        places = np.unique(np.linspace(0, length - 1, min(length, MOST_COLUMNS)).astype(int))
+        most = min(length, MOST_COLUMNS, max(MOST_SQUARES // len(curves), 1))
+        places = np.unique(np.linspace(0, length - 1, most).astype(int))
         values = np.nan_to_num(np.stack([curve.values[places] for curve in curves]))
         yield Choices(run, kind, _clip(coordinate, 80), curves[0].steps[places], values)
 

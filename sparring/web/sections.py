@@ -199,11 +199,12 @@ def _map(chosen: Choices, story: Story) -> Html:
         role="img",
         aria_label=f"{chosen.kind} of each cell of {chosen.coordinate} over time",
     )
-    darkest = (
-        f"how often each was chosen, darkest is {most:.0%}"
-        if how_often
-        else f"what the bandit expects of each, by rank or return, {least:.3g} to {most:.3g}"
-    )
+    span = f"{least:.3g} to {most:.3g}"
+    darkest = {
+        "probability": f"how often each was chosen, darkest is {most:.0%}",
+        "mean": f"what the bandit expects of each, by rank or return, {span}",
+        "return": f"what episodes earned in each, {span}",
+    }[chosen.kind]
     words = (
         f"{story.runs[chosen.run].label}: {chosen.coordinate}, {cells} cells from the lowest (bottom) to the "
         f"highest, step {int(chosen.steps[0]):,} to {int(chosen.steps[-1]):,}; {darkest}."

@@ -158,6 +158,20 @@ def test_a_dead_actor_loses_what_it_was_making_and_nothing_else(by_hand: Callabl
     assert jax.tree.structure(before) == jax.tree.structure(driver.actor.control.state)
 
 
+@pytest.mark.slow
+def test_an_actor_is_replaced_in_the_long_run_and_finds_weights(by_hand: Callable[..., ByHand]) -> None:
+    driver = by_hand(actors=1)
+    driver.seats[0].make()
+    driver.advance(1)
+    driver._slot = MemorySlot()  # lost with all it held, as where a node goes
+    driver.iteration = 3_000_000
+    driver.seats[0].die()
+    driver._mend()
+    driver.seats[0].make()
+    driver.advance(1)
+    assert driver.iteration == 3_000_001
+
+
 def test_an_actor_that_never_comes_up_ends_the_run(by_hand: Callable[..., ByHand]) -> None:
     driver = by_hand(actors=2)
     for _ in range(async_.MAX_FAILURES - 1):

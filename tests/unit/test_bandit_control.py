@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -70,6 +71,30 @@ def test_the_old_index_is_credited_not_the_new_one():
     for c in range(2):
         wanted = np.bincount(acted[:, c], minlength=5)[:5]
         np.testing.assert_allclose(control.state.pulls[c], wanted, rtol=1e-5)
+
+
+def test_the_table_of_returns_is_the_mean_of_what_was_played_in_a_cell():
+    made, start, turn = controller()
+    control, random = start(jax.random.key(0), ROWS), np.random.default_rng(0)
+    assert not any(x.any() for n, x in made.report(control).items() if n.startswith("bandit/return/"))
+    played: list[tuple[np.ndarray, float]] = []
+    weights: list[float] = []
+    for t in range(STEPS):
+        reward = random.normal(size=ROWS).astype(np.float32)
+        reward[0] = np.inf if t == 3 else reward[0]
+        ended, lost = random.random((2, ROWS)) < [[0.6], [0.2]]
+        returns = np.asarray(control.total) + reward
+        counted = ended & ~lost & np.isfinite(returns)
+        weights = [w * math.exp(-counted.sum() / 500) for w in weights] + [1.0] * int(counted.sum())
+        played += [(np.asarray(control.choice.cell[i]), returns[i]) for i in np.flatnonzero(counted)]
+        control = turn(control, reward, ended, lost, jax.random.key(t))
+    told = made.report(control)
+    overall = np.average([r for _, r in played], weights=weights)
+    for c, (name, cells) in enumerate(zip(SPACE.names, SPACE.cells, strict=True)):
+        for cell in range(cells):
+            mine = [(w, r) for w, (where, r) in zip(weights, played, strict=True) if where[c] == cell]
+            mean = sum(w * r for w, r in mine) / sum(w for w, _ in mine) if mine else overall
+            assert float(told[f"bandit/return/{name}"][cell]) == pytest.approx(mean, rel=1e-4)
 
 
 def test_without_lost_rows_none_may_be_given():

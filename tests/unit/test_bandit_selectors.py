@@ -444,10 +444,50 @@ def test_fixed_is_its_point():
         ("gdi_tiles_faithful", {"mode": "safe"}, "no option 'mode'"),
         ("gdi_tiles", {"mode": "brave"}, "'faithful' or 'safe'"),
         ("fixed", {}, "needs a point"),
-        ("sw_ucb", {"arms": 0}, "needs an arm"),
-        ("lbc_regions", {"temperature": 0.0}, "temperature above 0"),
+        ("fixed", {"point": (1.0, math.nan, 3.0)}, "a finite number for each"),
+        ("thompson", {"floor": 2.0}, "floor of Thompson must be between 0 and 1, got 2.0"),
+        ("thompson", {"memory": -5}, "memory of Thompson must be above 0, got -5"),
+        ("thompson", {"memory": math.nan}, "memory of Thompson must be above 0, got nan"),
+        ("thompson", {"spread": -1}, "spread of Thompson must be above 0, got -1"),
+        ("thompson", {"spread": 0}, "spread of Thompson must be above 0, got 0"),
+        ("thompson", {"pool": 0}, "pool of Thompson must be whole and at least 1, got 0"),
+        ("thompson", {"warm_up": 0}, "warm_up of Thompson must be whole and at least 1, got 0"),
+        ("sw_ucb", {"arms": 0}, "arms of SlidingWindowUCB must be whole and at least 1, got 0"),
+        ("sw_ucb", {"window": 0}, "window of SlidingWindowUCB must be"),
+        ("sw_ucb", {"epsilon": 1.5}, "epsilon of SlidingWindowUCB must be between 0 and 1, got 1.5"),
+        ("sw_ucb", {"beta": -1.0}, "beta of SlidingWindowUCB must be at least 0, got -1.0"),
+        ("sw_ucb", {"normalise": 2}, "normalise of SlidingWindowUCB must be"),
+        ("gdi_tiles", {"pool": 0}, "pool of Tiles must be whole and at least 1, got 0"),
+        (
+            "gdi_tiles",
+            {"widths": (2, 0)},
+            r"widths of Tiles must hold numbers, each .* at least 1, got \(2, 0\)",
+        ),
+        ("gdi_tiles", {"widths": ()}, "widths of Tiles must hold numbers"),
+        ("gdi_tiles", {"rates": (0.1, 3.0)}, "rates of Tiles .* above 0 and at most 1"),
+        ("gdi_tiles_faithful", {"rates": (0.0,)}, "rates of Tiles .* above 0 and at most 1"),
+        ("gdi_tiles", {"bonus": -1.0}, "bonus of Tiles must be at least 0, got -1.0"),
+        ("lbc_regions", {"temperature": 0.0}, "temperature of Regions must be above 0, got 0.0"),
+        ("lbc_regions", {"lifetime": 0}, "lifetime of Regions must be whole and at least 1, got 0"),
+        ("lbc_regions", {"pool": -3}, "pool of Regions must be"),
+        ("lbc_regions", {"parts": (0,)}, "parts of Regions must hold"),
+        ("lbc_regions", {"bonuses": (-0.5,)}, "bonuses of Regions must hold"),
     ],
 )
 def test_what_cannot_be_made_says_why(name, options, says):
     with pytest.raises(ConfigError, match=says):
         make(name, SPACE, **options)
+
+
+def test_options_at_the_ends_of_their_ranges_work():
+    """A memory without end forgets nothing; a floor of 0 and of 1 are probabilities."""
+    choice, returns, everyone = batch(0)[0], jnp.arange(float(ROWS)), jnp.ones(ROWS, bool)
+    for floor in (0, 1):
+        selector = make("thompson", SPACE, memory=math.inf, floor=floor, pool=1, warm_up=1)
+        state = selector.init(KEY)
+        for _ in range(3):
+            state = selector.update(state, choice, returns, everyone)
+        np.testing.assert_allclose(state.pulls.sum(axis=1), 3.0 * ROWS)
+        chance = np.asarray(selector.probability(state))
+        assert (chance >= 0).all()
+        assert chance.sum(axis=1) == pytest.approx(1.0, abs=1e-5)

@@ -189,7 +189,7 @@ def test_coordinates_in_words() -> None:
 
 
 def test_options_of_the_selector() -> None:
-    assert made("dqn").controller.selector.pool == 200
+    assert made("dqn").controller.selector.pool == 32
     selector = made("dqn", controller_options=("pool=70", "floor=0.2")).controller.selector
     assert (selector.pool, selector.floor, selector.memory) == (70, 0.2, 500)
 

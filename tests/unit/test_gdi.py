@@ -397,8 +397,26 @@ def test_the_loss_by_its_definition(core: str, burn_in: int, sizes: tuple[int, .
     ({"variant": "lbc", "policies": 3, "gammas": (0.9,)}, "3 heads"),
     ({"sharpness_log": True}, "sharpness_range"),
     ({"controller": "fixed"}, "inverse_tau_1"),
+    ({"gradient_steps": 0}, "gradient_steps must be at least 1, or -1, got 0"),
+    ({"gradient_steps": -2}, "gradient_steps must be at least 1, or -1, got -2"),
+    ({"controller": "fixed", "controller_index": (10.0, 10.0, 2.0)}, "epsilon = 2, which must be between"),
+    ({"controller_space": ("epsilon:0:3:6",)}, "epsilon = 1.5, which must be between 0 and 1"),
+    ({"controller_options": ("floor=2",)}, "floor of Thompson must be between 0 and 1"),
+    ({"controller_index": (1.0, 1.0, 0.5)}, "controller_index=.."),
 ])  # fmt: skip
 def test_impossible_settings(settings: dict[str, Any], words: str) -> None:
     algo = made(**settings)
     with pytest.raises(ConfigError, match=words):
         algo.check()
+
+
+def test_settings_without_effect_are_warned_about() -> None:
+    quiet = {"gradient_steps": 1}
+    (warning,) = made(controller="none", controller_options=("floor=2",), **quiet).check()
+    assert "Nothing reads controller_options=('floor=2',)" in warning
+    (warning,) = made(shaping=("none", "log", "optimistic"), **quiet).check()
+    assert "names 3 rewards, and variant='h3' learns 2: leave optimistic out" in warning
+    (warning,) = made(variant="i3", shaping=("none", "log"), **quiet).check()
+    assert "variant='i3' learns 1: leave log out" in warning
+    for settings in ({"controller": "none"}, {"variant": "i3"}, {"shaping": ("none",)}):
+        assert made(**settings, **quiet).check() == []  # the default has two, and i3 takes the first

@@ -230,6 +230,24 @@ def test_a_bandits_choices_and_what_it_expects_of_them_are_maps(tmp_path: Path) 
     assert "-1 to 2" in page
 
 
+def test_a_map_has_all_cells_of_a_coordinate_in_their_order(tmp_path: Path) -> None:
+    shares = {f"bandit/probability/n/{cell:02d}": cell / 1000 for cell in range(120)}
+    story = gather.gather([made_run(tmp_path / "a", values=shares)])
+    (often,) = story.choices
+    assert often.values[:, 0] == pytest.approx(np.arange(120) / 1000)
+    assert not [metric.name for metric in story.metrics if metric.name.startswith("bandit/")]
+    assert often.values.shape[1] == len(often.steps) > 1
+
+
+def test_a_map_of_many_cells_has_fewer_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", values={f"bandit/mean/n/{cell:02d}": 1.0 for cell in range(110)})
+    before = gather.gather([run]).choices[0].steps
+    monkeypatch.setattr(gather, "MOST_SQUARES", 230)
+    (good,) = gather.gather([run]).choices
+    assert good.values.shape == (110, 2)
+    assert good.steps.tolist() == [before[0], before[-1]]
+
+
 def test_metrics_that_describe_a_distribution_are_one_fan(tmp_path: Path) -> None:
     spread = {"stats/obs_min": -3.0, "stats/obs_p25": -1.0, "stats/obs_p50": 0.5, "stats/obs_p75": 1.0}
     run = made_run(tmp_path / "a", values={**spread, "stats/obs_max": 4.0, "stats/alone_min": 0.0})

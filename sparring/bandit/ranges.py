@@ -1,0 +1,61 @@
+"""Between which numbers an option of a selector, or a coordinate, means something."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import ConfigError
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`; with `above` without `low` itself."""
+
+    low: float = -LARGEST
+    high: float = LARGEST
+    above: bool = False
+    whole: bool = False
+
+    def holds(self, number: float) -> bool:
+        """Whether a number lies in it; NaN lies in none."""
+        if self.whole and not (isinstance(number, Integral) or float(number).is_integer()):
+            return False
+        return self.low <= number <= self.high and not (self.above and number == self.low)
+
+    def __str__(self) -> str:
+        kind = "whole and " if self.whole else ""
+        if self.high < LARGEST:
+            if self.above:
+                return f"{kind}above {self.low:g} and at most {self.high:g}"
+            return f"{kind}between {self.low:g} and {self.high:g}"
+        if self.low == -LARGEST:
+            return f"{kind}finite in 32 bits"
+        return f"{kind}{'above' if self.above else 'at least'} {self.low:g}"
+
+
+PROBABILITY = Range(0.0, 1.0)
+COUNT = Range(1, whole=True)
+NOT_NEGATIVE = Range(0.0)
+POSITIVE = Range(0.0, above=True)
+ENDLESS = Range(0.0, math.inf, above=True)
+
+
+def check_options(selector: Any, ranges: Mapping[str, Range]) -> None:
+    """Refuses a selector with an option out of its range; of several numbers each must lie in it."""
+    for name, span in ranges.items():
+        given = getattr(selector, name)
+        numbers = given if isinstance(given, tuple) else (given,)
+        if not numbers or not all(span.holds(number) for number in numbers):
+            each = "hold numbers, each" if isinstance(given, tuple) else "be"
+            raise ConfigError(
+                f"The option {name} of {type(selector).__name__} must {each} {span}, got {given}. "
+                f"The default is {getattr(type(selector), name)}."
+            )
