@@ -90,6 +90,8 @@ def _policy(policy: Any, algorithm: str) -> dict[str, Any]:
     if values["network"] == "cnn" and algorithm not in ("sac", "td3", "crossq"):
         # As SB3: nothing between NatureCNN and the heads.
         values |= dict.fromkeys(BODIES.get(algorithm, ("pi", "vf")), ())
+    if values["network"] == "cnn" and algorithm == "td3":
+        values |= {"pi": (256, 256), "qf": (256, 256)}  # SB3: smaller behind NatureCNN
     return values
 
 
@@ -103,6 +105,9 @@ def _net_arch(value: Any, algorithm: str) -> dict[str, Any]:
         if unknown or len(parts) == 1:
             known = "a list of sizes" if len(parts) == 1 else " and ".join(map(repr, parts))
             raise ConfigError(f"net_arch of {algorithm.upper()} is {known}, got {dict(value)!r}.")
+        missing = [part for part in parts if part not in value]
+        if missing and algorithm in ("sac", "td3", "crossq"):
+            raise ConfigError(f"net_arch={dict(value)!r} has no {missing[0]!r}: give sizes for pi and qf.")
         return {part: tuple(value.get(part, ())) for part in parts}
     sizes = list(value)
     if not all(isinstance(size, int) for size in sizes):

@@ -82,6 +82,10 @@ def test_policy_kwargs() -> None:
     assert values(net_arch={"pi": [3, 4], "vf": [5]})["vf"] == (5,)
     assert values(net_arch=[7])["pi"] == (7,)
     assert values(net_arch=[])["pi"] == ()
+    assert translate.config_values("CnnPolicy", {}, {}, "td3")["qf"] == (256, 256)
+    for name in ("sac", "td3", "crossq"):
+        with pytest.raises(ConfigError, match="has no 'qf'"):
+            translate.config_values("MlpPolicy", {"net_arch": {"pi": [64]}}, {}, name)
     given = values(ortho_init=False, log_std_init=-2, squash_output=True, share_features_extractor=False)
     assert {given["ortho_init"], given["log_std_init"], given["squash"], given["share_features"]} == {
         False,

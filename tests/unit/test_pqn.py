@@ -120,3 +120,19 @@ def test_sequences_that_do_not_divide_the_rollout_are_refused():
     assert learner("pqn", CHOICE, core="gru", sequence_length=4).check() == []
     with pytest.raises(ConfigError, match="at least 1"):
         learner("pqn", CHOICE, n_epochs=0).check()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gamma", 1.5),
+        ("learning_rate", -1e-3),
+        ("exploration_initial_eps", 5.0),
+        ("exploration_fraction", -1.0),
+        ("q_lambda", 1.5),
+        ("sequence_length", -1),
+    ],
+)
+def test_numbers_out_of_bounds_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} (must be|cannot be negative).* got {value:g}"):
+        learner("pqn", CHOICE, **{name: value}).check()

@@ -64,7 +64,15 @@ STEPS = {
         "Humanoid-v5": 2_000_000,
         "Swimmer-v5": 1_000_000,
     },
-    "crossq": {**dict.fromkeys(MUJOCO, 5_000_000), "Humanoid-v5": 5_000_000, "HumanoidStandup-v5": 5_000_000},
+    "crossq": {
+        "Pendulum-v1": 20_000,
+        "LunarLanderContinuous-v3": 200_000,
+        "MountainCarContinuous-v0": 50_000,
+        "BipedalWalker-v3": 200_000,
+        **dict.fromkeys(MUJOCO, 5_000_000),
+        "Humanoid-v5": 5_000_000,
+        "HumanoidStandup-v5": 5_000_000,
+    },
 }
 """RL-Zoo stops after so many steps and at nothing else; environments by their present versions."""
 TOLD = [(algorithm, env) for algorithm in STEPS for env in STEPS[algorithm]]
@@ -99,3 +107,12 @@ def test_every_preset_is_a_valid_plan(algorithm: str) -> None:
         made = launch.plan(algorithm, env)
         assert made.settings.total_timesteps > 0
         assert launch.plan(algorithm, env, use_preset=False).config != made.config or len(found[env]) <= 2
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo", "a2c"])
+def test_nothing_stands_between_the_images_of_atari_and_the_heads(algorithm: str) -> None:
+    images = [env for env in presets(algorithm) if env.startswith("ALE/") and "ram" not in env]
+    assert images
+    for env in images:
+        config = launch.plan(algorithm, env).config
+        assert {getattr(config, part) for part in ("net_arch", "pi", "vf") if hasattr(config, part)} == {()}
