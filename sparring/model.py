@@ -7,6 +7,7 @@ import importlib
 import time
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, get_type_hints
 
@@ -29,6 +30,7 @@ from sparring.errors import CheckpointError, ConfigError, SpaceMismatch, Unknown
 from sparring.evaluation.evaluator import ROWS, Evaluation, evaluate
 from sparring.ops import keys
 from sparring.reference import is_reference, load
+from sparring.replay.size import bytes_of, free_bytes, same_layout
 from sparring.runs import artefact, directory, tree
 from sparring.session import Session, Settings, eval_episodes
 from sparring.spaces import EnvSpec
@@ -239,12 +241,12 @@ class Agent:
         rows = jax.tree.leaves(obs)[0].shape[0]
         fresh = state is None
         carry = self.algo.carry(rows) if fresh else _fitting(state, self.algo.carry(rows))
-        start = np.ones(rows, bool) if fresh else np.zeros(rows, bool)
-        first = start if episode_start is None else np.asarray(episode_start, bool).reshape(-1)
-        if first.size != rows:
+        told = np.zeros(rows, bool) if episode_start is None else np.asarray(episode_start, bool).reshape(-1)
+        if told.size != rows:
             raise SpaceMismatch(
-                f"episode_start has {first.size} entries for {rows} observations; give one for each."
+                f"episode_start has {told.size} entries for {rows} observations; give one for each."
             )
+        first = told | fresh  # who has no state begins
         behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
         self._calls += 1
         place = np.array([seed, self._calls], np.uint32)
@@ -382,6 +384,9 @@ class Model:
         self.run: directory.RunDirectory | None = None
         self.logger = Logger(self)
         self._driver: Driver | None = None
+        self._replayed: Any = None
+        self._bandit: Any = None
+        """what replay and bandit held, while there is no driver"""
         self._hosted = False
         self._train: Any = None
         self._generation = 0
@@ -449,10 +454,14 @@ class Model:
         """What trains next, with the weights there are; `fresh` starts its counts and schedules again."""
         if self._world is None:
             raise ConfigError("This model has no environment; give it one with set_env(env).")
-        old = self._driver
-        if old is not None and host == self._hosted and (not fresh or old.iteration == 0):
-            return old
-        train = None if old is None and self._train is None else self.train_state()
+        if self._driver is not None and host == self._hosted and (not fresh or self._driver.iteration == 0):
+            return self._driver
+        self.forget_driver()
+        free = free_bytes()
+        if free is not None and bytes_of(self._replayed) > free:
+            self.say("The replay begins anew: there is no room for the old one beside it.")
+            self._replayed = self._compiled = None
+        train, replayed = self._train, self._replayed
         seed = self.seed + 1_000_003 * self._generation
         parts = assemble(
             self._class,
@@ -470,13 +479,28 @@ class Model:
         if train is not None:
             train = with_iteration(train, 0) if fresh else train
             put_train_state(parts.driver, train, iteration_of(train))
-        self._driver, self._hosted, self._train = parts.driver, host, None
+        if replayed is not None and not parts.driver.take_over(replayed):  # type: ignore[attr-defined]
+            self.say("The replay begins anew: what it held does not fit the new settings or environment.")
+        if self._bandit is not None and not put_bandit(parts.driver, self._bandit):
+            self.say("The bandit begins anew: what it knew does not fit the new settings or environment.")
+        self._driver, self._hosted = parts.driver, host
+        self._train = self._replayed = self._bandit = None
         return parts.driver
 
     def forget_driver(self) -> None:
-        """Makes the next `learn` begin with new episodes; what was learned is kept."""
-        if self._driver is not None:
-            self._train, self._driver = self.train_state(), None
+        """Makes the next `learn` begin with new episodes; what was learned is kept, and the replay and the
+        bandit with it."""
+        if self._driver is None:
+            return
+        if hasattr(self.config, "buffer_size"):
+            self._replayed = self._driver.replayed()  # type: ignore[attr-defined]
+        self._bandit = self.bandit_state()
+        self._train, self._driver = self.train_state(), None
+
+    def bandit_state(self) -> Any:
+        """What the bandit knows; None where none chooses, or nothing has happened yet."""
+        control = None if self._driver is None else self._driver.acting().control
+        return self._bandit if control is None else jax.tree.map(np.asarray, control.state)
 
     def __setattr__(self, name: str, value: Any) -> None:
         config = self.__dict__.get("config")
@@ -575,14 +599,9 @@ class Model:
                     f"The environment is wrapped in VecNormalize, but this agent was made without {name}. "
                     "Leave VecNormalize out, or train a new agent with it."
                 )
+        self.forget_driver()
         train = self.train_state()
-        self._env, self._world, self._venv, self._driver, self._train = (
-            env,
-            given.world,
-            given.venv,
-            None,
-            train,
-        )
+        self._env, self._world, self._venv = env, given.world, given.venv
         self._settle(given)
         self._train = fitted(train, self.algo())
 
@@ -693,7 +712,8 @@ class Model:
             "tensorboard_log": None if self.tensorboard_log is None else str(self.tensorboard_log),
             "stats_window_size": self.settings.stats_window_size,
         }
-        save_agent(place, self.algo(), self.train_state(), self.algorithm, full=True, metadata=facts)
+        algo, train, bandit = self.algo(), self.train_state(), self.bandit_state()
+        save_agent(place, algo, train, self.algorithm, full=True, metadata=facts, bandit=bandit)
 
     @classmethod
     def load(
@@ -730,6 +750,13 @@ class Model:
         model.settings = dataclasses.replace(model.settings, n_envs=saved.spec.rows)
         template = jax.eval_shape(model.algo().init, jax.random.key(0))
         model._train = jax.tree.map(jnp.asarray, saved.train_state(template))
+        controller = actor.controller_of(model.algo())
+        if saved.bandit is not None and controller is not None:
+            start = partial(controller.start, rows=saved.spec.rows)
+            try:
+                model._bandit = tree.unflatten(jax.eval_shape(start, jax.random.key(0)).state, saved.bandit)
+            except CheckpointError:
+                model.say("The bandit begins anew: what it knew does not fit the new settings.")
         model.num_timesteps = int(facts.get("num_timesteps", 0))
         if env is not None:
             model.set_env(env)
@@ -810,6 +837,17 @@ def put_train_state(driver: Driver, train: Any, iteration: int) -> None:
     driver.restore(state._replace(learner=state.learner._replace(train=fresh)), iteration)
 
 
+def put_bandit(driver: Driver, bandit: Any) -> bool:
+    """Gives the first seed's bandit what another one knew; False and no change if that does not fit."""
+    state = driver.state(0)
+    control = state.actor.control
+    if control is None or not same_layout(control.state, bandit):
+        return False
+    knowing = state.actor._replace(control=control._replace(state=bandit))
+    driver.restore(state._replace(actor=knowing), driver.iteration)
+    return True
+
+
 def save_agent(
     place: Path,
     algo: Any,
@@ -818,6 +856,7 @@ def save_agent(
     full: bool = False,
     metadata: Mapping[str, Any] | None = None,
     sync: bool = True,
+    bandit: Any = None,
 ) -> None:
     """Writes an artefact; `full` adds what further learning needs; `sync` waits for the disk."""
     artefact.save(
@@ -827,6 +866,7 @@ def save_agent(
         config=as_mapping(algo.config),
         spec=algo.spec,
         train=train if full else None,
+        bandit=bandit,
         metadata=metadata,
         sync=sync,
     )

@@ -350,7 +350,6 @@ class Session:
                     "time/total_timesteps": iteration * per,
                     "time/time_elapsed": self.progress.seconds,
                     "time/compile_seconds": self.driver.compile_seconds - self._compiled_beside,
-                    **self._filled(iteration * per),
                 }
                 self._check_finite(values, iteration * per, index)
                 if iteration % stride == 0 or iteration == self.total_iterations:
@@ -359,11 +358,6 @@ class Session:
             Tee(self.displays).write(self.steps, self.progress.seconds, values, index)
             if index == 0:
                 self.last |= values
-
-    def _filled(self, step: int) -> dict[str, float]:
-        """How full the replay is, where there is one."""
-        size = getattr(self.driver.algo.config, "buffer_size", 0)
-        return {"replay/filled": min(step / size, 1.0)} if size else {}
 
     def _spent(self) -> dict[str, float]:
         """Seconds that each kind of work has taken so far."""

@@ -21,7 +21,7 @@ from sparring.envs.api import JaxEnv
 from sparring.envs.batched import BatchedState
 from sparring.ops import keys
 from sparring.ops.seam import block
-from sparring.replay.size import bytes_of
+from sparring.replay.size import bytes_of, same_layout
 from sparring.types import ActorState, Algorithm, Key, Metrics, Transition
 
 MOST = 1024
@@ -209,6 +209,18 @@ class Fused:
 
     def train_state(self, index: int = 0) -> Any:
         return self.worlds[index].learner.train
+
+    def replayed(self) -> Any:
+        """What the first seed's replay holds: arrays that `take_over` of another driver takes."""
+        return self.worlds[0].learner.replay
+
+    def take_over(self, replayed: Any) -> bool:
+        """Goes on with what another driver's replay held; False and no change if its layout differs."""
+        world = self.worlds[0]
+        if not same_layout(replayed, world.learner.replay):
+            return False
+        self.worlds[0] = world._replace(learner=world.learner._replace(replay=replayed))
+        return True
 
     def world(self, index: int = 0) -> dict[str, np.ndarray] | None:
         """The world is inside the state."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,7 +27,7 @@ from sparring.ops import keys
 from sparring.ops.pack import Unpack, pack
 from sparring.replay import offpolicy
 from sparring.replay.host_ring import HostRing
-from sparring.replay.size import bytes_of, check_fits, free_bytes
+from sparring.replay.size import bytes_of, check_fits, free_bytes, same_layout
 from sparring.spaces import shows_images
 from sparring.types import (
     ActorState,
@@ -208,7 +207,6 @@ class Host:
         self._turn = None if self._controller is None else jax.jit(self._controller.turn)
         self._buffers, self._bins = self._allocate(timestep)
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
-        self._frames_at: Path | None = None
         self._ring = self._open_ring(loop.learned(example), copies)
         self._names: tuple[str, ...] = ()
         self._programs: dict[bool | None, Any]
@@ -304,6 +302,8 @@ class Host:
             copying = time.perf_counter() - began
             self.learner, metrics, errors = _learn_from(self.algo, self.learner, rollout, batches, *here)
             metrics = jax.device_get(metrics)
+            if isinstance(self._ring, HostRing):
+                metrics["replay/filled"] = self._ring.filled
             self._renew_priorities(errors)
         if self._controller is not None:
             metrics = metrics | jax.device_get(_control_metrics(self.algo, self.actor.control))
@@ -373,8 +373,7 @@ class Host:
             folder = Path(c.buffer_folder)
             folder.mkdir(parents=True, exist_ok=True)
             check_fits(copies * mapped, shutil.disk_usage(folder).free, "the disk", c.buffer_size, copies)
-            self._frames_at = Path(tempfile.mkdtemp(prefix=f"seed-{self._seed}-", dir=folder))
-            return HostRing(*shape, folder=self._frames_at)
+            return HostRing(*shape, folder=folder)
         except OSError as error:
             raise ConfigError(
                 f"buffer_folder={c.buffer_folder!r} cannot be used: {error.strerror or error}."
@@ -611,6 +610,20 @@ class Host:
     def train_state(self, index: int = 0) -> Any:
         return self.learner.train
 
+    def replayed(self) -> Any:
+        """What the replay holds: arrays that `take_over` of another driver takes."""
+        return self.learner.replay if self._ring is None else self._ring.state()
+
+    def take_over(self, replayed: Any) -> bool:
+        """Goes on with what another driver's replay held; False and no change if its layout differs."""
+        if not same_layout(replayed, self.replayed()):
+            return False
+        if self._ring is None:
+            self.learner = self.learner._replace(replay=replayed)
+        else:
+            self._ring.restore(replayed)
+        return True
+
     def events(self) -> list[str]:
         """What happened in the world outside that a user should know."""
         news, self._news = self._news, []
@@ -618,8 +631,6 @@ class Host:
 
     def close(self) -> None:
         self.env.close()
-        if self._frames_at is not None:
-            shutil.rmtree(self._frames_at, ignore_errors=True)
 
 
 def _act(

@@ -22,6 +22,7 @@ from sparring.drivers.statistics import of_batch, of_episodes, of_normaliser, of
 from sparring.metrics.registry import LOOKED_AT
 from sparring.ops import keys
 from sparring.ops.seam import block
+from sparring.replay import ring
 from sparring.replay.size import check_fits, free_bytes, replay_bytes
 from sparring.types import ActorState, Algorithm, Batch, Key, Memory, Metrics, Replay, Report, Transition
 
@@ -126,6 +127,9 @@ def learn_on(
     base = keys.consumer(key, iteration, keys.UPDATE)
     train, live, metrics = updates(algo, learner.train, learner.replay, base, ready)
     memory = algo.replay.settle(learner.replay._replace(live=live))
+    store = getattr(memory.data, "store", memory.data)
+    if isinstance(store, ring.Store):
+        metrics |= {"replay/filled": ring.filled(store)}
     return _absorbed(algo, learner._replace(train=train, replay=memory), rollout, metrics)
 
 

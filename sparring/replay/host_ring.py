@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,9 +62,9 @@ class HostRing:
 
     With `frame_stack` k the observations that come in are single frames and those that go out are stacks
     [N, k, …], newest last, an episode's first frame repeated before it: what `nets.sight.stack` shows. In
-    `folder`, where one is given, the observations are memory-mapped files. With `resolve` observations are
-    references (an integer each) into data that the caller holds: `resolve` makes observations of an array of
-    them.
+    `folder`, where one is given, the observations are memory-mapped files without a name. With `resolve`
+    observations are references (an integer each) into data that the caller holds: `resolve` makes
+    observations of an array of them.
     """
 
     def __init__(
@@ -82,9 +83,7 @@ class HostRing:
         for name, (shape, dtype) in self._layout.arrays.items():
             mapped = folder is not None and name.startswith("frames-")
             self._arrays[name] = (
-                np.memmap(Path(folder or "") / f"{name}.bin", dtype, "w+", shape=shape)
-                if mapped
-                else np.zeros(shape, dtype)
+                _mapped(Path(folder or ""), shape, dtype) if mapped else np.zeros(shape, dtype)
             )
         a = self._arrays
         self._frames = [a[f"frames-{i}"] for i in range(self._layout.obs.num_leaves)]
@@ -116,6 +115,11 @@ class HostRing:
     def nbytes(self) -> int:
         """Bytes of all arrays, in memory or mapped."""
         return sum(x.nbytes for x in self._arrays.values())
+
+    @property
+    def filled(self) -> float:
+        """Share of the places that hold a decision."""
+        return float((self._written - self._oldest).sum() / (self._layout.size * len(self._written)))
 
     @property
     def written(self) -> int:
@@ -246,6 +250,12 @@ class HostRing:
                     f"{found}. Resume with the buffer_size, n_envs and frame_stack it was saved with."
                 )
             held[...] = saved
+
+
+def _mapped(folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros on the disk of a folder; the file has no name, so it goes with the process, killed or not."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def _rest(rollout: Transition) -> Transition:

@@ -85,6 +85,12 @@ RANGES = (
     ("ent_coef_init", 1e-30, math.inf),
     ("noise_std", 0.0, math.inf),
     ("target_policy_noise", 0.0, math.inf),
+    ("target_noise_clip", 0.0, math.inf),
+    ("noise_theta", 0.0, math.inf),
+    ("noise_dt", 0.0, math.inf),
+    ("renorm_momentum", 0.0, 1.0),
+    ("renorm_warm_up", 0, math.inf),
+    ("q_lambda", 0.0, 1.0),
 )
 """Settings that mean something only between these bounds; schedules are not looked into."""
 
@@ -138,6 +144,15 @@ def check_stride(stride: int, length: int) -> None:
         raise ConfigError(f"sequence_stride must be between 0 and sequence_length = {length}, got {stride}.")
 
 
+def check_ranges(c: Any) -> None:
+    """Refuses numbers that are out of bounds."""
+    for name, low, high in RANGES:
+        value = getattr(c, name, None)
+        if isinstance(value, (int, float)) and not low <= value <= high:
+            span = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+            raise ConfigError(f"{name} must be {span}, got {value:g}.")
+
+
 def check(c: OffPolicyConfig) -> None:
     """Refuses impossible settings."""
     for name in ("buffer_size", "batch_size", "train_freq", "n_steps", "sequence_length"):
@@ -145,11 +160,7 @@ def check(c: OffPolicyConfig) -> None:
             raise ConfigError(f"{name} must be at least 1, got {getattr(c, name)}.")
     if c.gradient_steps == 0 or c.gradient_steps < -1:
         raise ConfigError(f"gradient_steps must be at least 1, or -1, got {c.gradient_steps}.")
-    for name, low, high in RANGES:
-        value = getattr(c, name, None)
-        if isinstance(value, (int, float)) and not low <= value <= high:
-            span = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
-            raise ConfigError(f"{name} must be {span}, got {value:g}.")
+    check_ranges(c)
     if c.buffer == "host" and not _uniform(c):
         raise ConfigError("buffer='host' samples uniformly: leave prioritized and core out, or use 'device'.")
     if c.buffer_folder and (c.buffer == "device" or not _uniform(c)):
@@ -188,8 +199,8 @@ def too_short(c: Any, total: int) -> list[str]:
 
 
 def warming_up(c: OffPolicyConfig, iteration: Array, rows: int) -> Bool[Array, ""]:
-    """Whether actions are still random."""
-    return iteration * (c.train_freq * rows) < c.learning_starts
+    """Whether actions are still random: by whole iterations, since steps outgrow 32 bits."""
+    return iteration < -(-c.learning_starts // (c.train_freq * rows))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from sparring.ops.keys import below
 from sparring.ops.seam import block
@@ -50,7 +50,7 @@ class Ring:
     def ready(self, memory: Memory) -> Array:
         """Whether a batch can be drawn that deserves to be learned from."""
         held = self.windows(memory.data)
-        return (jnp.sum(memory.data.written) >= self.minimum) & (jnp.sum(held) > 0)
+        return holds(memory.data, self.minimum) & (jnp.sum(held) > 0)
 
     def sample(self, memory: Memory, key: Key) -> Batch:
         """`batch_size` windows, uniformly over all decisions that start one: leaves [N, n, …]."""
@@ -80,6 +80,17 @@ class Ring:
         """Decisions of each row that start a window of full length."""
         held = jnp.minimum(state.written, state.data.reward.shape[0])
         return jnp.maximum(held - (self.n_step - 1), 0)
+
+
+def holds(state: Store, decisions: int) -> Bool[Array, ""]:
+    """Whether all rows together have made so many decisions; the sum itself may outgrow 32 bits."""
+    return jnp.sum(jnp.minimum(state.written, decisions).astype(jnp.float32)) >= decisions
+
+
+def filled(state: Store) -> Float[Array, ""]:
+    """Share of the places that hold a decision."""
+    size = state.data.reward.shape[0]
+    return jnp.mean(jnp.minimum(state.written, size) / size)
 
 
 def blank(example: Transition, size: int) -> Store:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 from sparring.ops import sum_tree
 from sparring.ops.priorities import of_sequence
 from sparring.replay.prioritised import Priorities, combined, fresh, renewed, scaled_probability, start
-from sparring.replay.ring import Store, blank, read, write
+from sparring.replay.ring import Store, blank, holds, read, write
 from sparring.types import Batch, Key, Memory, Report, Transition
 
 
@@ -156,7 +156,7 @@ class Sequence:
     def ready(self, memory: Memory) -> Bool[Array, ""]:
         """Whether a batch can be drawn that deserves to be learned from."""
         tape: Tape = memory.data
-        return (jnp.sum(tape.store.written) >= self.minimum) & (tape.blocks > 0)
+        return holds(tape.store, self.minimum) & (tape.blocks > 0)
 
     def sample(self, memory: Memory, key: Key) -> Batch:
         """`batch_size` sequences, one from each of as many equal parts of the mass."""

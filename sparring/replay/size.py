@@ -29,6 +29,15 @@ def bytes_of(arrays: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arrays))
 
 
+def same_layout(one: Any, other: Any) -> bool:
+    """Whether two trees of arrays differ in nothing but their numbers."""
+
+    def shapes(tree: Any) -> Any:
+        return jax.tree.map(lambda x: (tuple(x.shape), str(x.dtype)), tree)
+
+    return bool(shapes(one) == shapes(other))
+
+
 def told(size: int, config: Any, copies: int) -> str:
     """A sentence about a replay for whoever starts a run."""
     place = "in files" if getattr(config, "buffer_folder", "") else "taken now"

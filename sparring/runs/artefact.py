@@ -1,7 +1,8 @@
 """Artefacts: a trained agent as files: weights, environment spec, algorithm and settings, nothing else.
 
 An artefact is a folder, or a `.zip` with stored (uncompressed) members, of `agent.json`,
-`policy.safetensors` and, when learning may continue from it, `train.safetensors`.
+`policy.safetensors` and, when learning may continue from it, `train.safetensors` and a bandit's
+`bandit.safetensors`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ SCHEMA = 1
 AGENT = "agent.json"
 POLICY = "policy.safetensors"
 TRAIN = "train.safetensors"
-MEMBERS = (AGENT, POLICY, TRAIN)
+BANDIT = "bandit.safetensors"
+MEMBERS = (AGENT, POLICY, TRAIN, BANDIT)
 AGENT_LIMIT = 16 * 2**20
 """An `agent.json` above this many bytes is not ours."""
 SIZE_LIMIT = 16 * 2**30
@@ -46,6 +48,8 @@ class Artefact(NamedTuple):
     train: Arrays | None
     metadata: dict[str, Any]
     provenance: dict[str, Any]
+    bandit: Arrays | None = None
+    """the state of a bandit that chooses behaviours, where there was one and learning can continue"""
 
     def weights(self, template: Any) -> Any:
         """The policy as a tree with the template's structure."""
@@ -73,6 +77,7 @@ def save(
     config: Mapping[str, Any],
     spec: EnvSpec,
     train: Any = None,
+    bandit: Any = None,
     metadata: Mapping[str, Any] | None = None,
     sync: bool = True,
 ) -> Path:
@@ -86,6 +91,8 @@ def save(
     parts = {POLICY: flatten(policy)}
     if train is not None:
         parts[TRAIN] = flatten(train)
+    if bandit is not None:
+        parts[BANDIT] = flatten(bandit)
     bodies = {name: b"".join(tensors.encode(arrays)) for name, arrays in parts.items()}
     agent = {
         "schema": SCHEMA,
@@ -160,6 +167,7 @@ def _assemble(place: Path, bodies: Mapping[str, bytes]) -> Artefact:
             train=tensors.decode(bodies[TRAIN], TRAIN) if TRAIN in files else None,
             metadata=dict(agent["metadata"]),
             provenance=dict(agent["provenance"]),
+            bandit=tensors.decode(bodies[BANDIT], BANDIT) if BANDIT in files else None,
         )
     except (KeyError, TypeError, ValueError, SpaceMismatch) as error:
         raise CheckpointError(f"{place.name}/{AGENT} is not a description of an agent: {error}") from error

@@ -281,6 +281,8 @@ def test_predict_with_memory() -> None:
     _, state = model.predict(obs)
     _, state = model.predict(2 * obs, state=state, episode_start=np.array([False, True]))
     assert state.frames[:, :, 0].tolist() == [[1, 1, 2], [2, 2, 2]]
+    _, state = model.predict(obs, episode_start=np.array([False, True]))
+    assert state.frames[:, :, 0].tolist() == [[1, 1, 1], [1, 1, 1]], "who has no state begins"
 
 
 def test_predict_dict_observations() -> None:

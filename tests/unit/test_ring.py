@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from sparring.algos.dqn import DQNConfig
 from sparring.ops.returns import n_step
+from sparring.replay.offpolicy import warming_up
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring, predicted_bytes
-from sparring.types import Replay, Transition
+from sparring.replay.ring import filled as share
+from sparring.types import Memory, Replay, Transition
 
 T, B = 4, 3
 
@@ -130,6 +133,26 @@ def test_it_is_ready_from_the_minimum_on():
     assert not bool(READY(ring, filled(ring, [one])))
     assert bool(READY(ring, filled(ring, [one, rollout(T, random)])))
     assert isinstance(ring, Replay)
+
+
+def test_it_stays_ready_when_steps_outgrow_32_bits():
+    ring = Ring(100, 4, minimum=1000)
+    store = filled(ring, [rollout(0, np.random.default_rng(0))]).data
+    many = store._replace(written=jnp.full(B, 2**31 - 1, jnp.int32))
+    assert bool(READY(ring, Memory(many)))
+    config = DQNConfig(learning_starts=1000, train_freq=4)
+    for iteration, random in ((0, True), (1, True), (2, False), (2**31 - 1, False)):
+        assert bool(warming_up(config, jnp.int32(iteration), 128)) is random
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_share_that_is_filled_counts_decisions(masked):
+    ring, model, random = Ring(5 * T * B, 4), Model(), np.random.default_rng(1)
+    parts = [rollout(i * T, random, masked) for i in range(7)]
+    for count in range(1, 8):
+        model.add(parts[count - 1])
+        held = sum(min(len(row), 5 * T) for row in model.rows)
+        assert float(share(filled(ring, parts[:count]).data)) == pytest.approx(held / (5 * T * B))
 
 
 def test_the_predicted_bytes_are_the_bytes():
