@@ -173,6 +173,11 @@ def _asynchronous(
             f"driver={settings.driver} trains one seed at a time, not {len(seeds)}: leave --seeds out, or "
             "use sparring sweep."
         )
+    if settings.driver == "cluster" and (settings.slot, settings.actor_kind) != ("memory", "process"):
+        raise ConfigError(
+            f"driver=cluster sends weights and starts actors through Ray: slot={settings.slot} and "
+            f"actor_kind={settings.actor_kind} are for driver=async. Leave them out."
+        )
     crew = Crew(
         settings.actors,
         settings.actor_kind,

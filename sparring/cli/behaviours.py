@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import isnan
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def parser() -> Parser:
 
 def run(options: Options, out: Output) -> int:
     from sparring.evaluation import behaviours
+    from sparring.runs.durable import replace_file
 
     loaded = agents.load(options.run, best=options.best, trust_code=options.trust_code, say=out.say)
     env = agents.environment(loaded.plan, ROWS)
@@ -47,13 +49,15 @@ def run(options: Options, out: Output) -> int:
         from sparring.evaluation import charts
 
         out.say(f"drawn: {charts.behaviour_map(found).save(options.out)}")
-    out.result(
-        {
-            "run": str(loaded.run.path),
-            "heads": {name: score.as_json() for name, score in heads.items()},
-            "cells": found.as_json(),
-            "episodes": len(found.returns),
-            "seed": options.seed,
-        }
-    )
+    told = {
+        "run": str(loaded.run.path),
+        "heads": {name: score.as_json() for name, score in heads.items()},
+        "cells": found.as_json(),
+        "episodes": len(found.returns),
+        "seed": options.seed,
+    }
+    kept = {name: told[name] for name in ("heads", "episodes", "seed")} | {"maps": found.pairs()}
+    replace_file(loaded.run.behaviours, [json.dumps(kept).encode() + b"\n"])
+    out.say(f"`sparring report {loaded.run.path.name}` shows the map.")
+    out.result(told)
     return 0

@@ -33,11 +33,21 @@ class Map(NamedTuple):
         total = np.bincount(place, weights=self.returns, minlength=int(np.prod(shape)))
         return np.where(count > 0, total / np.maximum(count, 1), np.nan).reshape(shape)
 
+    def pairs(self) -> list[dict[str, Any]]:
+        """Mean returns by cells of every two coordinates, or of the one there is; None for no episode."""
+        names, count = self.space.names, len(self.space.names)
+        chosen: list[tuple[int, ...]] = [(a, b) for a in range(count) for b in range(a + 1, count)] or [(0,)]
+        return [{"names": [names[c] for c in pair], "means": _rounded(self.mean(*pair))} for pair in chosen]
+
     def as_json(self) -> dict[str, Any]:
-        return {
-            name: [None if np.isnan(x) else round(float(x), 3) for x in self.mean(c)]
-            for c, name in enumerate(self.space.names)
-        }
+        return {name: _rounded(self.mean(c)) for c, name in enumerate(self.space.names)}
+
+
+def _rounded(means: np.ndarray) -> list[Any]:
+    """Numbers for JSON, None where there is none."""
+    if means.ndim > 1:
+        return [_rounded(row) for row in means]
+    return [None if np.isnan(x) else round(float(x), 3) for x in means]
 
 
 def heads(agent: Any, env: Any, episodes: int, seed: int) -> dict[str, Evaluation]:

@@ -91,6 +91,11 @@ class RunDirectory:
         return self.path / "evaluation.json"
 
     @property
+    def behaviours(self) -> Path:
+        """What the agent earned at behaviours all over the space that a bandit chose from."""
+        return self.path / "behaviours.json"
+
+    @property
     def best(self) -> Path:
         return self.path / "best"
 

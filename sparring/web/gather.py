@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -54,6 +55,9 @@ GROUPS = {
 }
 CELL = re.compile(r"bandit/(probability|mean|return)/(.+)/(\d{2,4})")
 """A number of one cell of a bandit's coordinate: a row of a map, not a chart of its own."""
+MAP_BYTES = 1 << 20
+MOST_MAPS = 10
+"""Of a run: three coordinates make three pairs."""
 MOST_COLUMNS = 80
 MOST_SQUARES = 8_000
 """Of one map: one with many cells has fewer columns."""
@@ -151,6 +155,15 @@ class Choices(NamedTuple):
     """[cells, steps]"""
 
 
+class IndexMap(NamedTuple):
+    """What an agent earned all over the space of behaviours: by cells of one or two coordinates."""
+
+    run: int
+    names: tuple[str, ...]
+    values: np.ndarray
+    episodes: int
+
+
 class Story(NamedTuple):
     """Everything a report tells."""
 
@@ -159,6 +172,7 @@ class Story(NamedTuple):
     left_out: int
     """metrics there was no room for"""
     choices: tuple[Choices, ...] = ()
+    indices: tuple[IndexMap, ...] = ()
 
 
 def gather(runs: Sequence[RunDirectory]) -> Story:
@@ -183,7 +197,26 @@ def gather(runs: Sequence[RunDirectory]) -> Story:
     facts = [_facts(run, label, t) for run, label, t in zip(runs, labels(runs), tables, strict=True)]
     chosen = [choices for index, table in enumerate(tables) for choices in _choices(index, table)]
     shown_metrics = tuple(m for m in metrics.values() if m.series)
-    return Story(tuple(facts), shown_metrics, len(names) - len(kept), tuple(chosen))
+    maps = [found for index, run in enumerate(runs) for found in _index_maps(index, run.behaviours)]
+    return Story(tuple(facts), shown_metrics, len(names) - len(kept), tuple(chosen), tuple(maps))
+
+
+def _index_maps(run: int, path: Path) -> list[IndexMap]:
+    """What `sparring behaviours` left; nothing of a file that is not its own."""
+    try:
+        if path.stat().st_size > MAP_BYTES:
+            return []
+        told = json.loads(path.read_text(encoding="utf-8"))
+        maps = []
+        for each in told["maps"][:MOST_MAPS]:
+            values = np.atleast_2d(np.array(each["means"], float))
+            names = tuple(_clip(str(name), 80) for name in each["names"])
+            if values.ndim != 2 or not values.size or len(names) not in (1, 2):
+                return []
+            maps.append(IndexMap(run, names, values, int(told["episodes"])))
+        return maps
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return []
 
 
 def _choices(run: int, table: Mapping[str, list[Curve]]) -> Iterable[Choices]:

@@ -9,7 +9,7 @@ from datetime import datetime
 import numpy as np
 
 from sparring.web.films import Film
-from sparring.web.gather import GROUPS, MOST_ALERTS, Choices, Facts, Score, Story
+from sparring.web.gather import GROUPS, MOST_ALERTS, Choices, Facts, IndexMap, Score, Story
 from sparring.web.html import Html, join, tag, text
 
 __all__ = [
@@ -168,37 +168,19 @@ def alerts(story: Story) -> Html:
 
 def choices(story: Story) -> Html:
     """Maps of what bandits chose and found good: time to the right, cells upwards, dark where it is much."""
-    if not story.choices:
+    if not story.choices and not story.indices:
         return Html("")
-    return _section("behaviour", "Behaviour", *(_map(chosen, story) for chosen in story.choices))
+    over_time = [_map(chosen, story) for chosen in story.choices]
+    by_index = [_index_map(found, story) for found in story.indices]
+    return _section("behaviour", "Behaviour", *over_time, *by_index)
 
 
 def _map(chosen: Choices, story: Story) -> Html:
-    cells, columns = chosen.values.shape
-    how_often = chosen.kind == "probability"
-    least, most = 0.0 if how_often else float(chosen.values.min()), float(chosen.values.max())
-    shade = np.clip((chosen.values - least) / max(most - least, 1e-9), 0.0, 1.0)
-    squares = [
-        tag(
-            "rect",
-            x=column,
-            y=cells - 1 - cell,
-            width=1,
-            height=1,
-            fill_opacity=f"{float(shade[cell, column]):.2f}",
-        )
-        for cell in range(cells)
-        for column in range(columns)
-    ]
-    picture = tag(
-        "svg",
-        *squares,
-        viewBox=f"0 0 {columns} {cells}",
-        preserveAspectRatio="none",
-        class_=f"map c{chosen.run}",
-        role="img",
-        aria_label=f"{chosen.kind} of each cell of {chosen.coordinate} over time",
-    )
+    cells = chosen.values.shape[0]
+    least = 0.0 if chosen.kind == "probability" else float(chosen.values.min())
+    most = float(chosen.values.max())
+    label = f"{chosen.kind} of each cell of {chosen.coordinate} over time"
+    picture = _squares(chosen.values, least, most, chosen.run, label)
     span = f"{least:.3g} to {most:.3g}"
     darkest = {
         "probability": f"how often each was chosen, darkest is {most:.0%}",
@@ -210,6 +192,49 @@ def _map(chosen: Choices, story: Story) -> Html:
         f"highest, step {int(chosen.steps[0]):,} to {int(chosen.steps[-1]):,}; {darkest}."
     )
     return tag("figure", picture, tag("figcaption", words), class_="choices")
+
+
+def _index_map(found: IndexMap, story: Story) -> Html:
+    """Mean returns by cells of two coordinates, the first upwards, or of the one there is."""
+    if not np.isfinite(found.values).any():
+        return Html("")
+    least, most = float(np.nanmin(found.values)), float(np.nanmax(found.values))
+    across, names = found.names[-1], " and ".join(found.names)
+    picture = _squares(found.values, least, most, found.run, f"mean return by cells of {names}")
+    upwards = f", {found.names[0]} upwards" if len(found.names) > 1 else ""
+    words = (
+        f"{story.runs[found.run].label}: evaluation by index, {across} to the right{upwards}; mean return of "
+        f"{found.episodes:,} fresh episodes, {least:.3g} (pale) to {most:.3g} (dark), empty where none was."
+    )
+    return tag("figure", picture, tag("figcaption", words), class_="choices")
+
+
+def _squares(values: np.ndarray, least: float, most: float, run: int, label: str) -> Html:
+    """A picture of a table, its first row at the bottom, dark where it is much; none where it is NaN."""
+    rows, columns = values.shape
+    shade = np.clip((values - least) / max(most - least, 1e-9), 0.0, 1.0)
+    squares = [
+        tag(
+            "rect",
+            x=column,
+            y=rows - 1 - row,
+            width=1,
+            height=1,
+            fill_opacity=f"{float(shade[row, column]):.2f}",
+        )
+        for row in range(rows)
+        for column in range(columns)
+        if np.isfinite(shade[row, column])
+    ]
+    return tag(
+        "svg",
+        *squares,
+        viewBox=f"0 0 {columns} {rows}",
+        preserveAspectRatio="none",
+        class_=f"map c{run}",
+        role="img",
+        aria_label=label,
+    )
 
 
 def groups(story: Story) -> Html:

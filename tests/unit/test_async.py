@@ -233,7 +233,7 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         algorithm: str, env: Any = "CartPole-v1", seeds: tuple[int, ...] = (0,), **settings: Any
     ) -> None:
         cls = algorithm_class(algorithm)
-        assemble(cls, env, Settings(driver="async", **settings), cls.Config(), seeds)
+        assemble(cls, env, Settings(**{"driver": "async", **settings}), cls.Config(), seeds)
 
     with pytest.raises(ConfigError, match=r"PPO learns from what its newest weights.*Use gdi, dqn"):
         attempt("ppo", n_envs=2)
@@ -245,6 +245,8 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         attempt("gdi", env=registry.make("CartPole-v1"), n_envs=2)
     with pytest.raises(ConfigError, match="learner_push"):
         attempt("gdi", n_envs=2, learner_push=0)
+    with pytest.raises(ConfigError, match="slot=file and actor_kind=process are for driver=async"):
+        attempt("gdi", n_envs=2, driver="cluster", slot="file")
 
 
 PROGRAM = """

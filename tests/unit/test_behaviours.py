@@ -21,7 +21,9 @@ from sparring.envs.classic.cartpole import CartPole
 from sparring.evaluation.behaviours import Map
 from sparring.evaluation.evaluator import evaluate
 from sparring.metrics import sqlite
+from sparring.runs import directory
 from sparring.types import Transition
+from sparring.web import gather, report
 
 VALIDATION = (
     "eval/mean_reward",
@@ -67,6 +69,11 @@ def test_a_trained_agents_map(tmp_path: Path, capsys: Any) -> None:
         "epsilon": 6,
     }
     assert told["episodes"] == 32
+    (a, b, c) = (found for found in gather.gather([directory.find(run)]).indices)
+    assert (a.names, b.values.shape, c.episodes) == (("inverse_tau_1", "inverse_tau_2"), (10, 6), 32)
+    assert np.isfinite(a.values).sum() <= 32
+    page = report.write_report([directory.find(run)], tmp_path / "r.html").path.read_text()
+    assert page.count("evaluation by index") == 3
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -230,6 +230,21 @@ def test_a_bandits_choices_and_what_it_expects_of_them_are_maps(tmp_path: Path) 
     assert "-1 to 2" in page
 
 
+@pytest.mark.parametrize(
+    "told",
+    ["", "[]", "{", '{"maps": 3}', '{"maps": [{"means": [[[1]]], "names": ["a"]}], "episodes": 1}',
+     '{"maps": [{"means": ["<b>"], "names": ["a"]}], "episodes": 1}',
+     '{"maps": [{"means": [1], "names": ["a"]}], "episodes": Infinity}'],
+)  # fmt: skip
+def test_a_spoilt_map_of_indices_is_left_out(told: str, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a")
+    run.behaviours.write_text(told)
+    assert gather.gather([run]).indices == ()
+    run.behaviours.write_text('{"maps": [{"means": [1, null, 3], "names": ["<i>"]}], "episodes": 4}')
+    page = report.write_report([run], tmp_path / "r.html").path.read_text()
+    assert "&lt;i&gt; to the right" in page
+
+
 def test_a_map_has_all_cells_of_a_coordinate_in_their_order(tmp_path: Path) -> None:
     shares = {f"bandit/probability/n/{cell:02d}": cell / 1000 for cell in range(120)}
     story = gather.gather([made_run(tmp_path / "a", values=shares)])
