@@ -15,10 +15,10 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
-from sparring.bandit.ranges import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 from sparring.bandit.report import of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space
 from sparring.ops import keys
+from sparring.ranges import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 from sparring.types import Key
 
 

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 
 from sparring import bandit
 from sparring.bandit.control import Controller
-from sparring.bandit.ranges import COUNT, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
 from sparring.bandit.registry import defaults
 from sparring.bandit.space import Coordinate, Space
 from sparring.config import configuration
 from sparring.errors import ConfigError, nearest
+from sparring.ranges import COUNT, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
 from sparring.spaces import EnvSpec
 from sparring.types import Behaviour
 

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from sparring.bandit.api import Choice
-from sparring.bandit.ranges import Range
 from sparring.bandit.report import of_choosing
 from sparring.bandit.space import Space
 from sparring.errors import ConfigError
 from sparring.ops import keys
+from sparring.ranges import Range
 from sparring.types import Key
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from sparring.nets.sight import AgentConfig, RewardStats, Trunk
 from sparring.ops.priorities import importance
 from sparring.ops.returns import masked_mean, masked_var, n_step
 from sparring.ops.statistics import Moments
+from sparring.ranges import NOT_NEGATIVE, POSITIVE, PROBABILITY
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring
 from sparring.replay.sequence import Sequence
@@ -71,27 +71,15 @@ class OffPolicyConfig(AgentConfig):
     """steps before them that only warm the core up"""
 
 
-RANGES = (
-    ("gamma", 0.0, 1.0),
-    ("tau", 0.0, 1.0),
-    ("learning_rate", 0.0, math.inf),
-    ("priority_alpha", 0.0, math.inf),
-    ("priority_beta", 0.0, 1.0),
-    ("priority_eta", 0.0, 1.0),
-    ("exploration_initial_eps", 0.0, 1.0),
-    ("exploration_final_eps", 0.0, 1.0),
-    ("exploration_fraction", 0.0, 1.0),
-    ("ent_coef", 0.0, math.inf),
-    ("ent_coef_init", 1e-30, math.inf),
-    ("noise_std", 0.0, math.inf),
-    ("target_policy_noise", 0.0, math.inf),
-    ("target_noise_clip", 0.0, math.inf),
-    ("noise_theta", 0.0, math.inf),
-    ("noise_dt", 0.0, math.inf),
-    ("renorm_momentum", 0.0, 1.0),
-    ("renorm_warm_up", 0, math.inf),
-    ("q_lambda", 0.0, 1.0),
-)
+RANGES = {
+    **dict.fromkeys(("gamma", "tau", "priority_beta", "priority_eta", "q_lambda"), PROBABILITY),
+    **dict.fromkeys(("exploration_initial_eps", "exploration_final_eps"), PROBABILITY),
+    **dict.fromkeys(("exploration_fraction", "renorm_momentum"), PROBABILITY),
+    **dict.fromkeys(("learning_rate", "priority_alpha", "ent_coef", "renorm_warm_up"), NOT_NEGATIVE),
+    **dict.fromkeys(("noise_std", "noise_theta", "noise_dt"), NOT_NEGATIVE),
+    **dict.fromkeys(("target_policy_noise", "target_noise_clip"), NOT_NEGATIVE),
+    "ent_coef_init": POSITIVE,
+}
 """Settings that mean something only between these bounds; schedules are not looked into."""
 
 
@@ -146,10 +134,9 @@ def check_stride(stride: int, length: int) -> None:
 
 def check_ranges(c: Any) -> None:
     """Refuses numbers that are out of bounds."""
-    for name, low, high in RANGES:
+    for name, span in RANGES.items():
         value = getattr(c, name, None)
-        if isinstance(value, (int, float)) and not low <= value <= high:
-            span = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+        if isinstance(value, (int, float)) and not span.holds(value):
             raise ConfigError(f"{name} must be {span}, got {value:g}.")
 
 

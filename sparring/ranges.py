@@ -1,4 +1,4 @@
-"""Between which numbers an option of a selector, or a coordinate, means something."""
+"""Between which numbers a setting means something."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ENDLESS = Range(0.0, math.inf, above=True)
 
 
 def check_options(selector: Any, ranges: Mapping[str, Range]) -> None:
-    """Refuses a selector with an option out of its range; of several numbers each must lie in it."""
+    """Refuses a selector of behaviours with an option out of its range, of several numbers any."""
     for name, span in ranges.items():
         given = getattr(selector, name)
         numbers = given if isinstance(given, tuple) else (given,)
