@@ -14,6 +14,7 @@ from conftest import differences, quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparring import actor
 from sparring.bandit import Controller, Coordinate, Space, make
 from sparring.errors import ConfigError
 
@@ -170,3 +171,12 @@ def test_what_cannot_control_says_why(name, scope, tasks, says):
 def test_tasks_must_be_given_for_every_row():
     with pytest.raises(ConfigError, match="4 rows, but tasks were given for 2"):
         Controller(make("uniform", SPACE), "task", (0, 1)).start(jax.random.key(0), 4)
+
+
+def test_the_signal_beside_the_evenness_is_of_the_same_coordinate():
+    told = {"tau": (0.02, 0.3), "eps": (0.9, 8.0)}
+    metrics = {f"bandit/entropy/{n}": jnp.float32(e) for n, (e, _) in told.items()}
+    metrics |= {f"bandit/signal/{n}": jnp.float32(s) for n, (_, s) in told.items()}
+    found = actor._narrowest(metrics)
+    assert (float(found["bandit/entropy"]), float(found["bandit/snr"])) == pytest.approx((0.02, 0.3))
+    assert actor._narrowest({}) == {}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -349,3 +352,13 @@ def test_a_scan_is_written_out(reverse: bool) -> None:
     assert "scan" not in {operation.name for operation in program.operations}
     for found, wanted in zip(flat._run(program, [x]), total(x), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_onnxruntime_is_told_to_report_nothing_before_it_is_imported() -> None:
+    code = (
+        "import os, sys, sparring.export.onnx_graph; "
+        "assert 'onnxruntime' in sys.modules; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
+    environment = {n: x for n, x in os.environ.items() if n != "ORT_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "1", done.stderr
