@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from sparring.nets.sight import AgentConfig, RewardStats, Trunk
 from sparring.ops.priorities import importance
 from sparring.ops.returns import masked_mean, masked_var, n_step
 from sparring.ops.statistics import Moments
-from sparring.ranges import NOT_NEGATIVE, POSITIVE, PROBABILITY
+from sparring.ranges import NOT_NEGATIVE, PROBABILITY, Range
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring
 from sparring.replay.sequence import Sequence
@@ -75,10 +76,11 @@ RANGES = {
     **dict.fromkeys(("gamma", "tau", "priority_beta", "priority_eta", "q_lambda"), PROBABILITY),
     **dict.fromkeys(("exploration_initial_eps", "exploration_final_eps"), PROBABILITY),
     **dict.fromkeys(("exploration_fraction", "renorm_momentum"), PROBABILITY),
-    **dict.fromkeys(("learning_rate", "priority_alpha", "ent_coef", "renorm_warm_up"), NOT_NEGATIVE),
+    **dict.fromkeys(("learning_rate", "priority_alpha", "ent_coef"), NOT_NEGATIVE),
     **dict.fromkeys(("noise_std", "noise_theta", "noise_dt"), NOT_NEGATIVE),
     **dict.fromkeys(("target_policy_noise", "target_noise_clip"), NOT_NEGATIVE),
-    "ent_coef_init": POSITIVE,
+    "ent_coef_init": Range(1e-30),
+    "renorm_warm_up": Range(0.0, math.inf),
 }
 """Settings that mean something only between these bounds; schedules are not looked into."""
 
