@@ -33,9 +33,12 @@ STEPS = {
     "cartpole-host": 50_000,
     "lunarlander-host": 65_536,
     "hopper-host": 16_384,
+    "cartpole-dqn": 12_000,
     "cartpole-dqn-host": 12_000,
     "hopper-sac-host": 2_400,
 }
+PEERS_CASE = {"cartpole-dqn": "cartpole-dqn-host"}
+"""What peers run beside a case of ours that has no Gymnasium in it."""
 
 
 def peers_python() -> Path:
@@ -61,15 +64,12 @@ def measure(command: Sequence[Any]) -> dict[str, Any]:
 
 
 def host_case(case: str, repeat: int, peers: Path) -> list[dict[str, Any]]:
-    """One Gymnasium case: ours, SBX, and SB3 with its default threads and with one."""
-    steps = str(STEPS[case])
-    sb3 = HERE / "peers" / "speed_sb3.py"
-    systems = {
-        "sparring": [sys.executable, HERE / "speed_host.py", case, "--steps", steps],
-        "sb3": [peers, sb3, case, "--steps", steps],
-        "sb3-1-thread": [peers, sb3, case, "--steps", steps, "--threads", "1"],
-        "sbx": [peers, HERE / "peers" / "speed_sbx.py", case, "--steps", steps],
-    }
+    """One case: ours, and SB3 and SBX through Gymnasium, each with its default threads and with one."""
+    steps = ["--steps", str(STEPS[case])]
+    systems: dict[str, list[Any]] = {"sparring": [sys.executable, HERE / "speed_host.py", case, *steps]}
+    for name in ("sb3", "sbx"):
+        command = [peers, HERE / "peers" / f"speed_{name}.py", PEERS_CASE.get(case, case), *steps]
+        systems |= {name: command, f"{name}-1-thread": [*command, "--threads", "1"]}
     return take_turns(case, systems, repeat)
 
 

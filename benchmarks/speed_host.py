@@ -1,4 +1,4 @@
-"""Speed of the host driver through Gymnasium, RL-Zoo's settings. Prints one JSON line.
+"""Speed of one run as `sparring train` makes it, RL-Zoo's settings. Prints one JSON line.
 
 python benchmarks/speed_host.py CASE --steps N [--updates M]
 
@@ -20,7 +20,6 @@ import numpy as np
 
 from sparring import launch
 from sparring.drivers.host import Host
-from sparring.drivers.platform import prepare
 from sparring.model import algorithm_class, assemble
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -31,10 +30,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Hopper-v5",
         {"n_envs": 1, "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "use_preset": False},
     ),
+    "cartpole-dqn": ("dqn", "CartPole-v1", {}),
     "cartpole-dqn-host": ("dqn", "gym:CartPole-v1", {}),
     "hopper-sac-host": ("sac", "Hopper-v5", {"learning_starts": 1000}),
 }
-UNTIMED = {"cartpole-dqn-host": 2048, "hopper-sac-host": 1200}
+UNTIMED = {"cartpole-dqn": 2048, "cartpole-dqn-host": 2048, "hopper-sac-host": 1200}
 """Steps before the clock starts; one iteration where none are named."""
 
 
@@ -110,13 +110,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True, help="environment steps that are timed")
     parser.add_argument("--updates", type=int, default=0, help="SAC: time as many updates without steps, too")
     a = parser.parse_args()
-    prepare("cpu")
     algorithm, env, values = CASES[a.case]
     values = dict(values)
     use_preset = values.pop("use_preset", True)
     plan = launch.plan(algorithm, env, values={**values, "eval_freq": -1}, use_preset=use_preset)
     parts = assemble(
-        algorithm_class(algorithm), env, plan.settings, plan.config, (0,), eval_env=False, device="cpu"
+        algorithm_class(algorithm),
+        env,
+        plan.settings,
+        plan.config,
+        (0,),
+        eval_env=False,
+        device="cpu",
+        alone=True,
     )
     driver = parts.driver
     per = driver.steps_per_iteration

@@ -110,11 +110,20 @@ def transition(state: ActorState, action: Action, extras: Any, timestep: TimeSte
         extras=extras,
         first=state.first,
         legal=state.legal,
-        next_legal=None if timestep.legal is None else timestep.legal | ended(timestep)[:, None],
+        next_legal=_next_legal(timestep),
         mask=None if lost is None else ~lost,
         point=point(state),
         info=timestep.info,
     )
+
+
+def _next_legal(timestep: TimeStep) -> Any:
+    """What may be done at `next_obs`, never nothing: anything where nobody says and where nothing follows."""
+    told = timestep.next_legal
+    if told is not None:
+        free = timestep.terminated if timestep.lost is None else timestep.terminated | timestep.lost
+        return told | (free | ~told.any(axis=-1))[:, None]
+    return None if timestep.legal is None else timestep.legal | ended(timestep)[:, None]
 
 
 def begun(rollout: Transition, carry: Any) -> Transition:

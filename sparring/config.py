@@ -205,6 +205,8 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
                 problems.append(str(error))
         raise ConfigError(problems[0])
     if origin is typing.Literal:
+        if value is None and "none" in args:  # what `literal` makes of the bare word
+            value = "none"
         if isinstance(value, bool) and "false" in args:  # SB3's booleans: off, or the first way of being on
             value = args[0] if value else "false"
         if value not in args:

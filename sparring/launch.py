@@ -266,6 +266,7 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
         env_kwargs=plan.env_kwargs,
         eval_env=False if _in_background(plan) else None,
         device=device,
+        alone=True,
     )
     for warning in [*parts.warnings, *too_short(plan.config, plan.settings.total_timesteps)]:
         say(f"Warning: {warning}")

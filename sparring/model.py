@@ -22,16 +22,18 @@ from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.fused import Fused
 from sparring.drivers.host import Host, OnStep
 from sparring.drivers.loop import Driver
-from sparring.drivers.platform import once_options, prepare
+from sparring.drivers.platform import DIVIDED, largest_product, once_options, prepare
 from sparring.drivers.several import Several
 from sparring.envs import registry
 from sparring.envs.batched import JaxHost
+from sparring.envs.references import REFER, RESOLVE
 from sparring.errors import CheckpointError, ConfigError, SpaceMismatch, UnknownName, nearest
 from sparring.evaluation.evaluator import ROWS, Evaluation, evaluate
 from sparring.ops import keys
 from sparring.reference import is_reference, load
 from sparring.replay.size import bytes_of, free_bytes, same_layout
-from sparring.runs import artefact, directory, tree
+from sparring.runs import artefact, directory, tensors, tree
+from sparring.runs.durable import replace_file
 from sparring.session import Session, Settings, eval_episodes
 from sparring.spaces import EnvSpec
 from sparring.types import ActorState, Behaviour
@@ -93,11 +95,13 @@ def assemble(
     on_step: OnStep | None = None,
     eval_env: Any = None,
     device: str = "auto",
+    alone: bool = False,
 ) -> Assembly:
     """Makes the environments, picks the driver, and checks that the settings are possible.
 
     A JAX environment runs fused, unless `host` is set; anything else runs on the host driver. Without an
-    `eval_env` one is made where it can be; False makes none.
+    `eval_env` one is made where it can be; False makes none. `alone` says that this process does nothing
+    else afterwards: small networks of one seed then keep to one thread.
     """
     options: dict[str, Any] = {
         "kwargs": env_kwargs,
@@ -108,13 +112,21 @@ def assemble(
     _refuse_without_cluster(settings)
     world = registry.make(env, n_envs=settings.n_envs, **options)
     images = spaces.shows_images(world.spec.observation)
-    prepare(device, large=images)
+    single = alone and len(seeds) == 1 and settings.driver == "auto"
+    prepare(device, large=images, alone=single and largest_product(config) <= DIVIDED)
     jaxy = registry.is_jax(world)
     rows = settings.n_envs if jaxy else world.spec.rows
     settings = dataclasses.replace(settings, n_envs=rows, n_eval_episodes=eval_episodes(settings, jaxy))
-    spec = dataclasses.replace(world.spec, rows=rows)
+    refers = world.spec.refers and settings.driver == "auto"
+    spec = dataclasses.replace(world.spec, rows=rows, refers=refers)
+    if getattr(config, "buffer", "") == "reference" and not refers:
+        raise ConfigError(
+            f"buffer='reference' needs an environment in this process (backend=inline, driver=auto) with "
+            f"the methods {REFER}() and {RESOLVE}(references), and {spec.id} as it runs here is none. "
+            "See docs/environments.md, or use buffer='host'."
+        )
     algo = algorithm(spec, config)
-    warnings = list(algo.check()) if hasattr(algo, "check") else []
+    warnings = [*(algo.check() if hasattr(algo, "check") else []), *_unread(settings)]
     on_host = getattr(config, "buffer", "") == "host" or getattr(config, "buffer_folder", "")
     if jaxy and not host and on_host and settings.driver == "auto":
         raise ConfigError(
@@ -151,12 +163,28 @@ def assemble(
 
 def _refuse_without_cluster(settings: Settings) -> None:
     """Parts that would be Ray actors need a driver that has Ray."""
+    if settings.learner_gpus and settings.learner != "cluster":
+        raise ConfigError("learner_gpus are kept for learner=cluster: set that, too, or leave them out.")
     if settings.driver == "cluster":
         return
+    if settings.address:
+        raise ConfigError(
+            f"address={settings.address!r} is a cluster's: use driver=cluster, or leave it out."
+        )
     if settings.replay_shards:
         raise ConfigError("replay_shards are Ray actors: use driver=cluster, or leave them out.")
     if settings.learner == "cluster":
         raise ConfigError("learner=cluster is a Ray actor: use driver=cluster, or learner=here.")
+
+
+def _unread(settings: Settings) -> list[str]:
+    """A warning about settings of actors that nothing reads."""
+    names = ["actors", "actor_kind", "actor_pull", "learner_push", "slot", "slot_folder"]
+    if settings.driver != "auto":
+        names = ["slot_folder"] if settings.driver == "async" and settings.slot != "file" else []
+    given = [name for name in names if getattr(settings, name) != getattr(Settings, name)]
+    needed = "driver=async or driver=cluster" if settings.driver == "auto" else "slot=file"
+    return [f"Nothing reads {', '.join(given)} without {needed}."] if given else []
 
 
 def _asynchronous(
@@ -240,8 +268,12 @@ class Agent:
         episode_start: Any = None,
         deterministic: bool = False,
         seed: int = 0,
+        action_masks: Any = None,
     ) -> tuple[np.ndarray, Any]:
-        """Actions for one observation or a batch, and the state to hand to the next call."""
+        """Actions for one observation or a batch, and the state to hand to the next call.
+
+        `action_masks` says what is legal, as the environment's `action_masks()` does; without, everything is.
+        """
         obs, single = _batched(self.spec.observation, raw_observation(observation))
         rows = jax.tree.leaves(obs)[0].shape[0]
         fresh = state is None
@@ -255,10 +287,25 @@ class Agent:
         behaviour = Behaviour(greedy=np.ones(rows, bool) if deterministic else None)
         self._calls += 1
         place = np.array([seed, self._calls], np.uint32)
-        action, _, carry = _act(self.algo, self.weights, ActorState(obs, first, carry), behaviour, place)
+        legal = None if action_masks is None else self._legal(action_masks, rows)
+        state = ActorState(obs, first, carry, legal)
+        action, _, carry = _act(self.algo, self.weights, state, behaviour, place)
         action = np.asarray(action)
         kept = carry if jax.tree.leaves(carry) else None
         return (np.asarray(action[0]) if single else action), kept
+
+    def _legal(self, masks: Any, rows: int) -> np.ndarray:
+        if not self.spec.masks_actions:
+            raise SpaceMismatch(
+                f"{self.spec.id} has no action_masks(), so this agent was trained without; leave them out."
+            )
+        found, wanted = np.asarray(masks, bool), (rows, spaces.legal_size(self.spec.action))
+        if found.size != wanted[0] * wanted[1]:
+            raise SpaceMismatch(
+                f"action_masks has the shape {found.shape}; {rows} observations need {wanted}: one entry per "
+                "option."
+            )
+        return found.reshape(wanted)
 
     def evaluate(
         self,
@@ -394,6 +441,8 @@ class Model:
         """what replay and bandit held, while there is no driver"""
         self._hosted = False
         self._train: Any = None
+        self._horizon: float | None = None
+        """what `_schedule_length` said last, while there is no driver"""
         self._generation = 0
         self._foreign = 0
         self._compiled: Driver | None = None
@@ -450,7 +499,16 @@ class Model:
 
     def algo(self) -> Any:
         """The algorithm with this model's specification and settings."""
-        return self._class(self._spec, self.config)
+        algo, horizon = self._class(self._spec, self.config), self._schedule_length()
+        if horizon is None or not hasattr(algo, "horizon"):
+            return algo
+        return dataclasses.replace(algo, horizon=horizon)
+
+    def _schedule_length(self) -> float | None:
+        """Iterations over which schedules run; None before there are any."""
+        if self._driver is None:
+            return self._horizon
+        return float(getattr(self._driver.algo, "horizon", 1.0))
 
     def say(self, text: str) -> None:
         print(text)
@@ -500,6 +558,7 @@ class Model:
         if hasattr(self.config, "buffer_size"):
             self._replayed = self._driver.replayed()  # type: ignore[attr-defined]
         self._bandit = self.bandit_state()
+        self._horizon = self._schedule_length()
         self._train, self._driver = self.train_state(), None
 
     def bandit_state(self) -> Any:
@@ -546,9 +605,11 @@ class Model:
         state: Any = None,
         episode_start: Any = None,
         deterministic: bool = False,
+        action_masks: Any = None,
     ) -> tuple[np.ndarray, Any]:
-        """SB3's predict; `state` carries frames and memory where the policy has them."""
-        return self.policy.predict(observation, state, episode_start, deterministic, self.seed)
+        """SB3's predict; `state` carries frames and memory where the policy has them, `action_masks` are
+        sb3-contrib's."""
+        return self.policy.predict(observation, state, episode_start, deterministic, self.seed, action_masks)
 
     @property
     def policy(self) -> Agent:
@@ -710,7 +771,7 @@ class Model:
         """One archive with weights, statistics, optimiser, configuration and specification; no pickle."""
         place = _place(path)
         place = place if place.suffix == ".zip" else place.with_name(place.name + ".zip")
-        facts = {
+        facts: dict[str, Any] = {
             "num_timesteps": self.num_timesteps,
             "seed": self.seed,
             "verbose": self.verbose,
@@ -718,6 +779,7 @@ class Model:
             "stats_window_size": self.settings.stats_window_size,
         }
         algo, train, bandit = self.algo(), self.train_state(), self.bandit_state()
+        facts["horizon"] = self._schedule_length()
         save_agent(place, algo, train, self.algorithm, full=True, metadata=facts, bandit=bandit)
 
     @classmethod
@@ -763,9 +825,32 @@ class Model:
             except CheckpointError:
                 model.say("The bandit begins anew: what it knew does not fit the new settings.")
         model.num_timesteps = int(facts.get("num_timesteps", 0))
+        horizon = facts.get("horizon")
+        model._horizon = None if horizon is None else max(float(horizon), 1.0)
         if env is not None:
             model.set_env(env)
         return model
+
+    def save_replay_buffer(self, path: str | Path) -> None:
+        """What the replay holds, as one safetensors file under exactly this name; no pickle."""
+        held = self._driver.replayed() if self._driver is not None else self._replayed  # type: ignore[attr-defined]
+        if not hasattr(self.config, "buffer_size") or held is None:
+            raise ConfigError(f"{type(self).__name__} holds no replay: nothing to save before it learns.")
+        place = Path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(place, tensors.encode(tree.flatten(held)))
+
+    def load_replay_buffer(self, path: str | Path, truncate_last_traj: bool = True) -> None:
+        """Goes on with the replay of a file that `save_replay_buffer` wrote; episodes begin anew, so the last
+        one of each row is cut where it stopped."""
+        if not hasattr(self.config, "buffer_size"):
+            raise ConfigError(f"{type(self).__name__} has no replay to load into.")
+        if not truncate_last_traj:
+            raise ConfigError("An unfinished episode cannot be gone on with: leave truncate_last_traj=True.")
+        if not Path(path).is_file():
+            raise CheckpointError(f"There is no file {str(path)!r}; save_replay_buffer writes one.")
+        driver: Any = self.driver(host=self._hosted, fresh=False)
+        driver.take_over(tree.unflatten(driver.replayed(), tensors.read(Path(path))))
 
     def get_parameters(self) -> dict[str, Any]:
         """A copy of every array that training changed, by name."""

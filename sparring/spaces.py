@@ -96,6 +96,8 @@ class EnvSpec:
     reward_threshold: float | None = None
     masks_actions: bool = False
     """Whether the environment says which actions are legal."""
+    refers: bool = False
+    """Whether a number stands for every observation, from which the environment makes it again."""
 
 
 def parts(space: Space) -> tuple[tuple[str, Space], ...]:
@@ -202,6 +204,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
         "time_limit": spec.time_limit,
         "reward_threshold": spec.reward_threshold,
         "masks_actions": spec.masks_actions,
+        "refers": spec.refers,
     }
 
 
@@ -217,6 +220,7 @@ def spec_from_json(data: dict[str, Any]) -> EnvSpec:
             time_limit=None if data["time_limit"] is None else int(data["time_limit"]),
             reward_threshold=None if data["reward_threshold"] is None else float(data["reward_threshold"]),
             masks_actions=bool(data["masks_actions"]),
+            refers=bool(data.get("refers", False)),  # not in what was saved before there were any
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SpaceMismatch(f"Not a description of an environment: {error}") from error

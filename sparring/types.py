@@ -36,6 +36,12 @@ class TimeStep(NamedTuple):
     """Rows whose step has no outcome (a worker died, a vector environment spent it on a reset)."""
     info: Any = None
     """Numbers that a JAX environment tells about itself, by name, each [B]."""
+    reference: Int[Any, " B"] | None = None
+    """The numbers of `obs`, where the environment has them (`EnvSpec.refers`)."""
+    next_reference: Int[Any, " B"] | None = None
+    """The numbers of `next_obs`."""
+    next_legal: Bool[Any, "B A"] | None = None
+    """Legal actions for `next_obs`: what a truncation bootstraps from. None where nobody says."""
 
 
 class View(NamedTuple):

@@ -165,6 +165,10 @@ class CrossQ(Controlled):
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps, b1=self.config.adam_b1)
 
+    def _ent_rule(self) -> optax.GradientTransformation:
+        """sb3-contrib leaves the entropy's weight to Adam as it is."""
+        return optim.transform("adam", self.config.adam_eps)
+
     def init(self, key: Key) -> TrainState:
         c, space = self.config, critics.bounded(self.spec, "CrossQ")
         critic_key, trunk_key, body_key, head_key, *keys = several(key, 4 + 2 * c.n_critics)
@@ -187,7 +191,7 @@ class CrossQ(Controlled):
             log_ent_coef,
             rule.init(actor),
             rule.init(critic),
-            rule.init(log_ent_coef),
+            self._ent_rule().init(log_ent_coef),
             sight.start_moments(self.spec, c),
             sight.start_rewards(self.spec, c),
             jnp.zeros(3),
@@ -296,7 +300,7 @@ class CrossQ(Controlled):
             if learned:
                 goal = -float(done.shape[-1]) if c.target_entropy is None else c.target_entropy
                 lack = goal - entropy
-                ent = optim.apply(self._rule(), log_ent_coef, ent_optimiser, -lack, c.learning_rate, None)
+                ent = optim.apply(self._ent_rule(), log_ent_coef, ent_optimiser, -lack, c.learning_rate, None)
                 ent_loss = -log_ent_coef * lack
                 log_ent_coef, ent_optimiser = ent.params, ent.state
             actor = keep_statistics(step.params, normed)

@@ -9,6 +9,7 @@ I3 mixes two temperatures of one head; LBC (Fan et al. 2023) mixes N policies wi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -132,6 +133,10 @@ class GDIConfig(AgentConfig, BinsConfig, ControlConfig):
     """actors also note V and A of every head and the behaviour's whole distribution, as they were"""
 
 
+ALONE = "gamma_index"
+"""The coordinate that lets one policy act, whose discount and reward shaping are then the behaviour's."""
+
+
 class Noted(NamedTuple):
     """What the heads said when an action was chosen, and how likely every option was."""
 
@@ -232,14 +237,20 @@ class GDI(Controlled):
 
     @property
     def coordinates(self) -> tuple[str, ...]:  # type: ignore[override]
-        """1/τ of every component, then ε, or for LBC every component's weight."""
+        """1/τ of every component, then ε, or for LBC every component's weight; last the one component that
+        acts alone, with its discount and reward."""
         c, (cells, weights) = self.config, self.config.index_cells
         low, high = c.sharpness_range
         log = ":log" if c.sharpness_log else ""
         sharp = [f"inverse_tau_{n}:{low}:{high}:{cells}{log}" for n in self._numbers]
+        alone = f"{ALONE}={'|'.join(map(str, self._numbers))}"
         if c.variant == "lbc":
-            return (*sharp, *(f"omega_{n}:0:1:{weights}" for n in self._numbers))
-        return (*sharp, f"epsilon:0:1:{weights}")
+            return (*sharp, *(f"omega_{n}:0:1:{weights}" for n in self._numbers), alone)
+        return (*sharp, f"epsilon:0:1:{weights}", alone)
+
+    def _default(self, known: dict[str, str]) -> Iterable[str]:
+        """Mixtures, as GDI and LBC have them; one policy at a time is Agent57's way."""
+        return [text for name, text in known.items() if name != ALONE]
 
     @property
     def _numbers(self) -> range:
@@ -256,7 +267,10 @@ class GDI(Controlled):
             return jnp.stack([given.get(name, even) for name in names], axis=-1)
 
         sharpness = chosen([f"inverse_tau_{n}" for n in self._numbers], jnp.nan)
-        if self.config.variant == "lbc":
+        if ALONE in given:
+            place = jnp.round(given[ALONE]).astype(jnp.int32) - 1
+            mixture = jax.nn.one_hot(place, self.components)
+        elif self.config.variant == "lbc":
             omega = chosen([f"omega_{n}" for n in self._numbers], 1.0) + 1e-6
             mixture = omega / jnp.sum(omega, axis=-1, keepdims=True)
         else:
@@ -277,6 +291,11 @@ class GDI(Controlled):
                 raise ConfigError(f"{name} must be at least 1, got {getattr(c, name)}.")
         if c.gradient_steps == 0 or c.gradient_steps < -1:
             raise ConfigError(f"gradient_steps must be at least 1, or -1, got {c.gradient_steps}.")
+        offpolicy.check_ranges(c)
+        if not all(0.0 <= gamma <= 1.0 for gamma in c.gammas):
+            raise ConfigError(
+                f"gammas must lie between 0 and 1, got {', '.join(f'{g:g}' for g in c.gammas)}."
+            )
         if c.variant == "h3" and c.policies != 2:
             raise ConfigError(f"variant='h3' has 2 policies, got {c.policies}. Use variant='lbc' for more.")
         if not c.shaping:
@@ -299,7 +318,10 @@ class GDI(Controlled):
             )
         offpolicy.check_stride(c.sequence_stride, c.sequence_length)
         _ = self.controller  # refuses an index that does not fit
+        self._check_alone()
         found = [*self._reuse_amiss(), *self.unread()]
+        if c.variant == "i3" and c.policies != GDIConfig.policies:
+            found.append(f"policies = {c.policies} is for variant='lbc'; i3 learns one. Leave it out.")
         if c.core == "none" and c.burn_in:
             found.append("burn_in warms a core up, and there is none.")
         if len(c.shaping) > self.heads and c.shaping != GDIConfig.shaping:  # i3 takes the default's first
@@ -308,6 +330,23 @@ class GDI(Controlled):
                 f"leave {', '.join(c.shaping[self.heads :])} out."
             )
         return found
+
+    def _check_alone(self) -> None:
+        """Refuses a component that is not there, and a mixture beside one that acts alone."""
+        names = self.space.names if self.config.controller != "none" else ()
+        if ALONE not in names:
+            return
+        place = names.index(ALONE)
+        chosen = self.config.controller_index[place : place + 1] or self.space.coordinates[place].values
+        if max(chosen) > self.components:
+            raise ConfigError(
+                f"{ALONE} = {max(chosen):g} is chosen from {self.components} policies, counted from 1."
+            )
+        mixed = [name for name in names if name == "epsilon" or name.startswith("omega_")]
+        if mixed:
+            raise ConfigError(
+                f"{ALONE} lets one policy act, and {', '.join(mixed)} mixes several: leave one of them out."
+            )
 
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps, b2=self.config.adam_b2)

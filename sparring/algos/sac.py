@@ -142,6 +142,14 @@ class SAC(Controlled):
             / len(branch_sizes(self._codec()))
         )
 
+    def _goal(self, lesson: Lesson) -> Any:
+        """The entropy to keep; of options that are masked, a share of what the legal ones allow."""
+        legal = lesson.steps.legal
+        if legal is None or not self._chooses:
+            return self._entropy_goal
+        free = jnp.sum(branches(branch_sizes(self._codec()), legal), axis=-1)
+        return 0.89 * lesson.mean(jnp.mean(jnp.log(jnp.maximum(free, 1).astype(jnp.float32)), axis=-1))
+
     def _rule(self) -> optax.GradientTransformation:
         return optim.transform("adam", self.config.adam_eps)
 
@@ -267,7 +275,7 @@ class SAC(Controlled):
         )
         log_ent_coef, ent_optimiser = state.log_ent_coef, state.ent_optimiser
         if learned:
-            goal = self._entropy_goal if c.target_entropy is None else c.target_entropy
+            goal = self._goal(lesson) if c.target_entropy is None else c.target_entropy
             lack = goal - entropy  # d/dlogα of -logα (log π + goal)
             step = optim.apply(self._rule(), log_ent_coef, ent_optimiser, -lack, c.learning_rate, None)
             metrics["train/ent_coef_loss"] = -log_ent_coef * lack

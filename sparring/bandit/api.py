@@ -37,6 +37,7 @@ class Selector(Protocol):
         """
         ...
 
-    def report(self, state: Any) -> dict[str, Array]:
-        """What there is to see, as `bandit/…`: scalars, and arrays over the cells of a coordinate."""
+    def report(self, state: Any, rows: int = 1) -> dict[str, Array]:
+        """What there is to see where it chooses for so many rows, as `bandit/…`: scalars, and arrays over
+        the cells of a coordinate."""
         ...

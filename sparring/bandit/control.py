@@ -107,7 +107,7 @@ class Controller:
         each coordinate's cells, where no episode was played that of all."""
         told = {} if control.earned is None else self._returns(control.earned)
         if self.scope == "shared":
-            return told | self.selector.report(control.state)
+            return told | self.selector.report(control.state, control.total.shape[0])
         each = jax.vmap(self.selector.report)(control.state)
         return told | jax.tree.map(lambda x: x.mean(axis=0), each)
 

@@ -16,7 +16,7 @@ from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
 from sparring.bandit.report import of_cells, of_choosing, of_pool
-from sparring.bandit.space import Space
+from sparring.bandit.space import Space, check_size
 from sparring.ops import keys
 from sparring.ranges import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 from sparring.types import Key
@@ -60,6 +60,7 @@ class Regions:
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("members", "parts", "lifetime", "pool", "warm_up"), COUNT)
         check_options(self, {**counts, "bonuses": NOT_NEGATIVE, "temperature": POSITIVE})
+        check_size("regions", self.members * math.prod(self._shape))
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
@@ -142,7 +143,7 @@ class Regions:
             pools.insert(state.pool, returns, mask),
         )
 
-    def report(self, state: RegionsState) -> dict[str, Array]:
+    def report(self, state: RegionsState, rows: int = 1) -> dict[str, Array]:
         chance = self._per_cell(state, self.chances(state)) / self.members
         pulls = self._per_cell(state, state.pulls) / self.members
         score = self._per_cell(state, state.score) / self.members

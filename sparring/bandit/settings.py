@@ -40,6 +40,7 @@ BOUNDS = {
     "noise": NOT_NEGATIVE,
     "ent_coef": NOT_NEGATIVE,
     "n_step": COUNT,
+    "gamma_index": COUNT,
 }
 """What a coordinate of an algorithm can be, by its name without the number of a policy."""
 
@@ -118,6 +119,8 @@ def option(text: str, known: dict[str, Any]) -> tuple[str, Any]:
     name, _, value = (part.strip() for part in text.partition("="))
     default = known.get(name, 0.0)
     several = isinstance(default, tuple)
+    if isinstance(default, bool):
+        value, default = {"true": "1", "false": "0"}.get(value.lower(), value), int(default)
     example = (
         f"{name}={'|'.join(map(str, default)) if several else default}" if name in known else "memory=500"
     )

@@ -38,7 +38,7 @@ class Unlearned:
     ) -> Count:
         return Count(state.episodes + (mask & jnp.isfinite(returns)).sum(dtype=jnp.int32))
 
-    def report(self, state: Count) -> dict[str, Array]:
+    def report(self, state: Count, rows: int = 1) -> dict[str, Array]:
         return {"bandit/effective_pulls": state.episodes.astype(jnp.float32)}
 
 
@@ -51,7 +51,7 @@ class Uniform(Unlearned):
         cell = self.space.anywhere(lots[0])
         return Choice(cell, self.space.points(cell, lots[1]))
 
-    def report(self, state: Count) -> dict[str, Array]:
+    def report(self, state: Count, rows: int = 1) -> dict[str, Array]:
         chance = self.space.exists / np.asarray(self.space.cells, np.float32)[:, None]
         return {**super().report(state), **of_choosing(self.space, jnp.asarray(chance))}
 

@@ -13,6 +13,19 @@ from jaxtyping import Array, Float, Int
 
 from sparring.errors import ConfigError
 
+MOST = 10_000_000
+"""Numbers in a selector's tables, at most."""
+
+
+def check_size(what: str, count: int) -> None:
+    """Refuses tables that would take gigabytes."""
+    if count > MOST:
+        raise ConfigError(
+            f"{count:,} {what} are more than the {MOST:,} that a selector's table may have. Give the space "
+            "fewer coordinates or fewer cells (controller_space, index_cells), or use "
+            "controller='thompson', which counts every coordinate by itself."
+        )
+
 
 @dataclass(frozen=True)
 class Coordinate:

@@ -95,7 +95,7 @@ class Thompson:
             pools.insert(state.pool, returns, mask),
         )
 
-    def report(self, state: ThompsonState) -> dict[str, Array]:
+    def report(self, state: ThompsonState, rows: int = 1) -> dict[str, Array]:
         chance = self.probability(state)
         return {
             "bandit/effective_pulls": state.pulls[0].sum(),

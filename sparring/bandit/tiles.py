@@ -16,7 +16,7 @@ from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
 from sparring.bandit.report import of_cells, of_choosing, of_pool
-from sparring.bandit.space import Space
+from sparring.bandit.space import Space, check_size
 from sparring.errors import ConfigError
 from sparring.ops import keys
 from sparring.ranges import COUNT, NOT_NEGATIVE, Range, check_options
@@ -64,6 +64,7 @@ class Tiles:
             raise ConfigError(f"The mode of tiles is 'faithful' or 'safe', not {self.mode!r}.")
         counts = dict.fromkeys(("members", "widths", "candidates", "pool", "warm_up"), COUNT)
         check_options(self, {**counts, "rates": Range(0.0, 1.0, above=True), "bonus": NOT_NEGATIVE})
+        check_size("tiles", self.members * math.prod(self._shape))
 
     @cached_property
     def width(self) -> np.ndarray:
@@ -168,7 +169,7 @@ class Tiles:
             number = number * count + along[..., c].astype(jnp.int32)
         return number
 
-    def report(self, state: TilesState) -> dict[str, Array]:
+    def report(self, state: TilesState, rows: int = 1) -> dict[str, Array]:
         score = self.scores(state)
         best, where = jax.lax.top_k(score, min(self.candidates, score.shape[1]))
         even = jnp.isfinite(best) / jnp.isfinite(best).sum(axis=1, keepdims=True)

@@ -116,9 +116,9 @@ class SlidingWindowUCB:
 
         return jax.lax.cond(mask.any(), learned, lambda: state)
 
-    def report(self, state: WindowState) -> dict[str, Array]:
+    def report(self, state: WindowState, rows: int = 1) -> dict[str, Array]:
         mean, pulls = self.statistics(state)
-        chance = self.probability(state, 1)
+        chance = self.probability(state, rows)
         per_cell = marginals(self.space, state.arms, pulls)
         total = marginals(self.space, state.arms, pulls * mean)
         unit = 1.0 if self.normalise else pools.moments(state.pool)[1]

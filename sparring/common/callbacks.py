@@ -256,6 +256,8 @@ class CheckpointCallback(BaseCallback):
         marker = self.model.get_vec_normalize_env() if self.save_vecnormalize else None
         if marker is not None:
             marker.save(self._checkpoint_path("vecnormalize_", "pkl"))
+        if self.save_replay_buffer and hasattr(self.model.config, "buffer_size"):
+            self.model.save_replay_buffer(self._checkpoint_path("replay_buffer_", "pkl"))
         return True
 
     def calls_until_due(self) -> int:

@@ -8,13 +8,12 @@ NETWORKS = (
 )
 REPLAY = (
     "the replay is part of the compiled run: its size is model.buffer_size, its kind prioritized, n_steps "
-    "and core; a run's checkpoint keeps it, and `sparring resume RUN` goes on with it"
+    "and core; save_replay_buffer and load_replay_buffer keep it, and so does a run's checkpoint, with which "
+    "`sparring resume RUN` goes on"
 )
 ROLLOUT = "a rollout lives inside the compiled update; a callback sees its metrics"
 PLACES = {
     "replay_buffer": REPLAY,
-    "save_replay_buffer": REPLAY,
-    "load_replay_buffer": REPLAY,
     "rollout_buffer": ROLLOUT,
     "collect_rollouts": ROLLOUT,
     "train": "model.learn(total_timesteps) collects and updates; no update runs by itself",

@@ -69,6 +69,8 @@ def _stepped(
     model: Any, venv: Any, episodes: int, deterministic: bool, render: bool, callback: OnStep | None
 ) -> tuple[list[float], list[int]]:
     """SB3's loop, for callbacks, windows and models of any kind."""
+    from sparring.model import Agent, Model
+
     rows = venv.num_envs
     # A fixed share per row: taking whichever episodes end first would favour short ones.
     share = [(episodes + row) // rows for row in range(rows)]
@@ -76,11 +78,13 @@ def _stepped(
     rewards: list[float] = []
     lengths: list[int] = []
     done_by = [0] * rows
+    ours = isinstance(model, Agent | Model) and model.spec.masks_actions
     observations, states = venv.reset(), None
     starts = np.ones(rows, bool)
     while any(n < wanted for n, wanted in zip(done_by, share, strict=True)):
+        masks = {"action_masks": venv.unwrapped.legal} if ours else {}
         actions, states = model.predict(
-            observations, state=states, episode_start=starts, deterministic=deterministic
+            observations, state=states, episode_start=starts, deterministic=deterministic, **masks
         )
         observations, gained, dones, infos = venv.step(actions)
         total += gained

@@ -80,6 +80,11 @@ class Crew:
                 "driver=async builds environments inside its actors and needs an id or file.py:name, not an "
                 f"object ({type(env).__name__})."
             )
+        if self.deadline <= 0.0:
+            raise ConfigError(
+                f"worker_deadline = {self.deadline:g} seconds would replace every actor at once; it must be "
+                "above 0."
+            )
         rows = algo.spec.rows
         if self.actors < 1 or rows % self.actors:
             raise ConfigError(
@@ -341,9 +346,15 @@ class Async(Host):
     def _open_slot(self) -> Slot:
         if self.crew.slot == "file":
             base = Path(self.crew.folder or tempfile.gettempdir())
-            base.mkdir(parents=True, exist_ok=True)
-            _sweep(base)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=base))
+            try:
+                base.mkdir(parents=True, exist_ok=True)
+                _sweep(base)
+                self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=base))
+            except OSError as error:
+                raise ConfigError(
+                    f"slot_folder={str(base)!r} cannot be used: {error.strerror or error}. Name a folder "
+                    "that can be written, or leave it out."
+                ) from error
             return FileSlot(self._folder)
         if self.crew.kind == "thread":
             return MemorySlot()

@@ -19,6 +19,7 @@ from sparring import actor
 from sparring.drivers import loop
 from sparring.drivers.loop import Learner
 from sparring.drivers.platform import compile_seconds, prepare
+from sparring.envs import references
 from sparring.envs.api import HostEnv
 from sparring.envs.batched import BatchedState, JaxHost
 from sparring.envs.infos import InfoTally
@@ -58,6 +59,18 @@ class Situation(NamedTuple):
     learner: Learner
     actor: ActorState
     env: BatchedState | None
+
+
+class References(NamedTuple):
+    """The numbers that stand for observations: of those acted on now, and of a rollout's, [2, T, B]."""
+
+    now: Any
+    rollout: np.ndarray
+
+    def noted(self, t: int, timestep: TimeStep) -> References:
+        """With the step's own and next observations."""
+        self.rollout[0, t], self.rollout[1, t] = self.now, timestep.next_reference
+        return self._replace(now=timestep.reference)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
@@ -207,6 +220,7 @@ class Host:
         self._turn = None if self._controller is None else jax.jit(self._controller.turn)
         self._buffers, self._bins = self._allocate(timestep)
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._buffers)
+        self._references = self._referring(timestep)
         self._ring = self._open_ring(loop.learned(example), copies)
         self._names: tuple[str, ...] = ()
         self._programs: dict[bool | None, Any]
@@ -297,7 +311,7 @@ class Host:
             rollout, copying = self._handed_over(rollout)
             metrics = self._learn(rollout, *here)
         else:
-            self._ring.add(loop.learned(rollout))
+            self._ring.add(self._referred(loop.learned(rollout)))
             batches = self._drawn()
             copying = time.perf_counter() - began
             self.learner, metrics, errors = _learn_from(self.algo, self.learner, rollout, batches, *here)
@@ -363,21 +377,43 @@ class Host:
         if not offpolicy.on_host(algo.config, algo.spec):
             return None
         c, frames = algo.config, algo.config.frame_stack
-        shape = (example, c.buffer_size, c.n_steps, frames)
+        shape = (self._referred(example), c.buffer_size, c.n_steps, frames)
+        resolve = None if self._references is None else self.env.resolve  # type: ignore[attr-defined]
         mapped = HostRing.mapped_bytes(*shape) if c.buffer_folder else 0
         needed = HostRing.predicted_bytes(*shape) - mapped
         check_fits(copies * needed, free_bytes(), "memory", c.buffer_size, copies)
         if not c.buffer_folder:
-            return HostRing(*shape)
+            return HostRing(*shape, resolve=resolve)
         try:
             folder = Path(c.buffer_folder)
             folder.mkdir(parents=True, exist_ok=True)
             check_fits(copies * mapped, shutil.disk_usage(folder).free, "the disk", c.buffer_size, copies)
-            return HostRing(*shape, folder=folder)
+            return HostRing(*shape, folder=folder, resolve=resolve)
         except OSError as error:
             raise ConfigError(
                 f"buffer_folder={c.buffer_folder!r} cannot be used: {error.strerror or error}."
             ) from error
+
+    def _referring(self, timestep: TimeStep) -> References | None:
+        """Numbers of a rollout's observations, where the replay keeps those; a wrapper may not change what
+        they stand for."""
+        if not offpolicy.by_reference(self.algo.config, self.algo.spec):
+            return None
+        made = self.env.resolve(timestep.reference)  # type: ignore[attr-defined]
+        if not references.same(made, timestep.obs):
+            raise ConfigError(
+                f"{self.env.spec.id}: {references.RESOLVE} makes other observations of "
+                f"{references.REFER}'s numbers than the agent is shown. Let it return exactly those, put "
+                "wrappers that change observations inside of it, or keep observations: buffer=host."
+            )
+        return References(timestep.reference, np.zeros((2, self.algo.plan.rollout, self.rows), np.int64))
+
+    def _referred(self, rollout: Transition) -> Transition:
+        """The rollout with numbers in the place of observations, where the replay keeps those."""
+        if self._references is None:
+            return rollout
+        obs, next_obs = self._references.rollout
+        return rollout._replace(obs=obs, next_obs=next_obs)
 
     def _drawn(self) -> Batch:
         """The batches of this iteration's updates, [U, N, n, …]; none while the replay fills."""
@@ -418,6 +454,8 @@ class Host:
             seconds["env"] += clock() - acted
             if tally is not None:
                 tally.add(self.env.last_infos, timestep)  # type: ignore[attr-defined]
+            if self._references is not None:
+                self._references = self._references.noted(t, timestep)
             waiting.append((state, action, extras, timestep))
             if len(waiting) == AT_ONCE:
                 self._write(waiting, t + 1)
@@ -598,6 +636,8 @@ class Host:
                 f"{self.env.spec.id} cannot be put back to where it was: its episodes start anew. "
                 "Learning continues, but not bit for bit."
             )
+        if self._references is not None:
+            self._references = self._references._replace(now=timestep.reference)
         control = self.actor.control
         if control is not None:  # an episode that starts anew is credited from its own first step
             control = control._replace(total=np.where(lost, np.float32(0.0), control.total))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import platform
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +28,29 @@ def once_options() -> dict[str, Any] | None:
 
 CACHE_BYTES = 1 << 30
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+DIVIDED = 1 << 22
+"""Multiplications in a product up to which XLA leaves it to one thread."""
 
 
-def prepare(device: str = "auto", large: bool = False) -> None:
+def prepare(device: str = "auto", large: bool = False, alone: bool = False) -> None:
     """Chooses the device and makes small CPU calls cheap.
 
     They run synchronously, which halves the cost of acting, and on the calling thread: handing the kernels
     of a small network to a pool costs more than computing them. `large` networks (images) keep the pool.
+    `alone` leaves the process without one, for a single run whose products nobody would divide: what is
+    left to share are sums over some 10,000 numbers, and where the cores are not all free waiting for each
+    other takes a third of the time.
     OpenBLAS, which finds the rank of features now and then, keeps to that thread too: its pool goes on
     spinning for milliseconds after every call and takes the core that learning needs.
     Without effect on what jax has already fixed by starting its backend, on an OpenBLAS that is loaded, and
-    on a choice made in XLA_FLAGS or OPENBLAS_NUM_THREADS.
+    on a choice made in XLA_FLAGS, PJRT_NPROC or OPENBLAS_NUM_THREADS.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     flags = os.environ.get("XLA_FLAGS", "")
     if not large and "xla_cpu_multi_thread_eigen" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {ONE_THREAD}".strip()
+    if alone and not large:
+        os.environ.setdefault("PJRT_NPROC", "1")
     if device not in ("auto", "cpu", "cuda", "gpu", "tpu"):
         raise ConfigError(f"device must be auto, cpu or cuda, got {device!r}.")
     if device == "cpu":
@@ -53,6 +62,18 @@ def prepare(device: str = "auto", large: bool = False) -> None:
             "device='cuda' was asked for, but jax sees no GPU. Install it with: "
             "pip install 'sparring[cuda]', or use device='cpu'."
         )
+
+
+def largest_product(config: Any) -> float:
+    """Multiplications in the largest product of an update's hidden layers; infinite where nobody knows.
+
+    Batches of sequences, of GDI or for a core, are taken for large ones.
+    """
+    rows = getattr(config, "batch_size", None)
+    if not rows or getattr(config, "core", "none") != "none" or hasattr(config, "sample_reuse"):
+        return math.inf
+    layers = [getattr(config, name) for name in ("pi", "vf", "qf", "net_arch") if hasattr(config, name)]
+    return float(rows) * max((a * b for each in layers for a, b in pairwise(each)), default=0)
 
 
 def keep_programs() -> None:

@@ -55,7 +55,8 @@ def reset(env: JaxEnv, key: Key, rows: int) -> tuple[BatchedState, TimeStep]:
     obs = jax.vmap(env.observe)(state)
     none = jnp.zeros(rows, bool)
     still = jnp.zeros(rows)
-    time_step = TimeStep(obs, still, none, none, obs, legal=_legal(env, state), info=_info(env, state))
+    legal = _legal(env, state)
+    time_step = TimeStep(obs, still, none, none, obs, legal=legal, info=_info(env, state), next_legal=legal)
     return BatchedState(state, jnp.zeros(rows, jnp.int32)), time_step
 
 
@@ -90,6 +91,7 @@ def step(env: JaxEnv, state: BatchedState, action: Action, key: Key) -> tuple[Ba
         next_obs=next_obs,
         legal=_legal(env, current),
         info=_info(env, after),
+        next_legal=_legal(env, after),
     )
     return BatchedState(current, jnp.where(ended, 0, elapsed)), time_step
 

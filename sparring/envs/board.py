@@ -26,7 +26,8 @@ def fields(spec: EnvSpec) -> list[Field]:
         for kind in ("obs", "next_obs"):
             result.append((f"{kind}.{name}", (rows, *event_shape(part)), dtype_of(part)))
     if spec.masks_actions:
-        result.append(("legal", (rows, legal_size(spec.action)), np.dtype(bool)))
+        for name in ("legal", "next_legal"):
+            result.append((name, (rows, legal_size(spec.action)), np.dtype(bool)))
     return result
 
 

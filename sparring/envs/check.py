@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sparring.envs import masks, registry
+from sparring.envs import masks, references, registry
 from sparring.envs.gym_spaces import action_splitter
 from sparring.errors import EnvironmentFailure, SparringError
 from sparring.spaces import Box, Dict, EnvSpec, Space, describe, dtype_of, event_shape, legal_size
@@ -96,6 +96,7 @@ def _check_gym(rows: Any, n_envs: int, seed: int) -> Iterator[Finding]:
         return
     yield from _check_values(env, first)
     yield from _check_masks(env, spec, first)
+    yield from _check_references(rows, seed)
     yield from _check_ends(spec, first)
     other = env if given else source()
     try:
@@ -263,6 +264,28 @@ def _check_masks(env: Any, spec: EnvSpec, run: Trajectory) -> Iterator[Finding]:
             "training does not read a mask from info, so every action may be taken",
             "give the environment or a wrapper a method action_masks() that returns it, if it shall",
         )
+
+
+def _check_references(rows: Any, seed: int) -> Iterator[Finding]:
+    """Whether numbers stand for the observations that were returned, before and after a reset."""
+    if not rows.spec.refers:
+        return
+    generator, compared = np.random.default_rng(seed), 0
+    step = rows.reset(seed)
+    for _ in range(STEPS):
+        pairs = ((step.reference, step.obs), (step.next_reference, step.next_obs))
+        for reference, seen in pairs:
+            if not references.same(rows.resolve(reference), seen):
+                yield Finding(
+                    "error",
+                    f"the number {int(reference[0])} stands for another observation than the one returned",
+                    f"{references.RESOLVE} makes something else of what {references.REFER} said",
+                    "let it return exactly what reset and step do, or put wrappers that change it inside",
+                )
+                return
+            compared += 1
+        step = rows.step(masks.choose(rows.spec.action, generator, (1,), step.legal))
+    yield Finding("ok", f"numbers stood for all of {compared} observations; replays keep those")
 
 
 def _check_ends(spec: EnvSpec, run: Trajectory) -> Iterator[Finding]:

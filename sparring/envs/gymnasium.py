@@ -16,6 +16,7 @@ from sparring.envs.atari import quicken
 from sparring.envs.gym_spaces import action_space, action_splitter, observation_space, stacker
 from sparring.envs.journal import Journal
 from sparring.envs.masks import fault, mask_method
+from sparring.envs.references import REFER, RESOLVE, methods
 from sparring.envs.source import GymId, explain, refuse_legacy
 from sparring.errors import ConfigError, EnvironmentFailure, SpaceMismatch, SparringError
 from sparring.spaces import Box, Dict, EnvSpec, legal_size, zeros
@@ -71,6 +72,7 @@ class GymRows:
             time_limit=limit,
             reward_threshold=threshold,
             masks_actions=callable(mask_method(first)),
+            refers=methods(first) is not None,
         )
         self._float_parts = _float_parts(self._spec)
         self._none = np.zeros(len(self.envs), bool)
@@ -123,8 +125,10 @@ class GymRows:
             raise self._not_finite(batch, reward, action)
         if True in terminated or True in truncated or journal.now >= self._next_cut:
             return self._ended_step(batch, reward, terminated, truncated)
-        self._obs = batch
-        return TimeStep(batch, reward, self._none, self._none, batch, None, self._legal(), None)
+        self._obs, named = batch, self._references()
+        legal = self._legal()
+        none = self._none
+        return TimeStep(batch, reward, none, none, batch, None, legal, None, None, named, named, legal)
 
     def _ended_step(self, batch: Any, reward: np.ndarray, terminated: Any, truncated: Any) -> TimeStep:
         term = np.array(terminated, bool)
@@ -133,13 +137,14 @@ class GymRows:
             cut |= np.array([self._journal.length(row) >= self._limit for row in range(len(self.envs))])
         cut &= ~term
         ended = np.flatnonzero(term | cut)
-        obs = _copied(batch)
+        obs, named, follows = _copied(batch), self._references(), self._legal(~term)
         for row in ended.tolist():
             self._episodes[row] += 1
             _write_row(obs, row, self._stacked([self._begin(row)]))
         self._schedule_cut()
-        self._obs = obs
-        return TimeStep(obs, reward, term, cut, batch, None, self._legal(), None)
+        self._obs, legal = obs, self._legal()
+        shown = self._references()
+        return TimeStep(obs, reward, term, cut, batch, None, legal, None, None, shown, named, follows)
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Episode numbers, actions since each reset, and the observations they led to."""
@@ -242,6 +247,8 @@ class GymRows:
     def _bind(self) -> None:
         self._steps = [env.step for env in self.envs]
         self._masks = [mask_method(env) for env in self.envs]
+        found = [methods(env) for env in self.envs]
+        self._refers = [each[0] for each in found if each is not None]
 
     def _registered(self, override: int | None) -> tuple[int | None, float | None, int | None]:
         """Time limit for the specification, reward threshold, and the limit this loop keeps itself."""
@@ -292,12 +299,30 @@ class GymRows:
 
     def _still(self) -> TimeStep:
         reward = np.zeros(len(self.envs), np.float32)
-        return TimeStep(self._obs, reward, self._none, self._none, self._obs, None, self._legal(), None)
+        obs, none, named = self._obs, self._none, self._references()
+        legal = self._legal()
+        return TimeStep(obs, reward, none, none, obs, None, legal, None, None, named, named, legal)
 
-    def _legal(self) -> np.ndarray | None:
+    def resolve(self, references: np.ndarray) -> Any:
+        """The observations that these numbers stand for, [N, …] for [N]."""
+        found = methods(self.envs[0])
+        if found is None:
+            raise EnvironmentFailure(f"{self._label!r} has no {REFER} and {RESOLVE}.")
+        return found[1](references)
+
+    def _references(self) -> np.ndarray | None:
+        if not self._spec.refers:
+            return None
+        return np.array([refer() for refer in self._refers], np.int64)
+
+    def _legal(self, asked: np.ndarray | None = None) -> np.ndarray | None:
+        """What rows may do now; a row that is not asked, because its episode is over, everything."""
         if not self._spec.masks_actions:
             return None
-        masks = [mask() for mask in self._masks]
+        everything = np.ones(legal_size(self._spec.action), bool)
+        masks = [
+            mask() if asked is None or asked[row] else everything for row, mask in enumerate(self._masks)
+        ]
         try:
             return np.array(masks, bool).reshape(len(self.envs), legal_size(self._spec.action))
         except (TypeError, ValueError) as error:

@@ -19,12 +19,17 @@ INFO = "action_mask"
 
 def mask_method(env: Any) -> Any:
     """`action_masks` of the environment or of one it wraps; None where there is none."""
+    return method_of(env, METHOD)
+
+
+def method_of(env: Any, name: str) -> Any:
+    """What the environment or one it wraps has by that name; None where there is none."""
     if hasattr(env, "get_wrapper_attr"):
         try:
-            return env.get_wrapper_attr(METHOD)
+            return env.get_wrapper_attr(name)
         except AttributeError:
             return None
-    return getattr(env, METHOD, None)
+    return getattr(env, name, None)
 
 
 def fault(space: Space, mask: Any) -> str | None:

@@ -109,6 +109,8 @@ def make(
         return _by_name(env, options)
     if is_jax(env):
         return _limited(env, time_limit)
+    if isinstance(env, type):
+        return _from_callable(env, options)
     if _is_host(env):
         return env
     if isinstance(env, Sequence):

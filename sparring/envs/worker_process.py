@@ -100,6 +100,7 @@ def _post(arrays: Mapping[str, np.ndarray], span: slice, rows: GymRows, time_ste
             arrays[f"{kind}.{name}"][span] = part
     if time_step.legal is not None:
         arrays["legal"][span] = time_step.legal
+        arrays["next_legal"][span] = time_step.next_legal
 
 
 def _numeric(info: Mapping[str, Any]) -> dict[str, float]:

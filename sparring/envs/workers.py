@@ -221,7 +221,8 @@ class WorkerRows:
                 f"Worker {worker.index} of {self._label!r} could not start: "
                 f"{trouble.reason}.\n{trouble.details}"
             )
-        spec: EnvSpec = dataclasses.replace(ready[0][1], rows=rows)
+        # What a number stands for is known where the environment is, and that is not here.
+        spec: EnvSpec = dataclasses.replace(ready[0][1], rows=rows, refers=False)
         self._label = spec.id
         self._boards.append(Board(spec))
         requests = {w.index: ("attach", spec, self._boards[0].name) for w in self._workers}
@@ -290,8 +291,10 @@ class WorkerRows:
                 array[:] = 0
             elif lost is not None:
                 array[lost] = 0
-        legal = board["legal"].copy() if self._spec.masks_actions else None
-        return TimeStep(obs, reward, terminated, truncated, next_obs, None, legal, lost)
+        masked = self._spec.masks_actions
+        legal, follows = ((board[name].copy() if masked else None) for name in ("legal", "next_legal"))
+        follows = legal if still else follows
+        return TimeStep(obs, reward, terminated, truncated, next_obs, None, legal, lost, next_legal=follows)
 
     def _observation(self, kind: str) -> Any:
         if isinstance(self._spec.observation, Dict):

@@ -87,8 +87,15 @@ def _alone(algo: Any) -> dict[int, Callable[[int], Behaviour]]:
 
 
 def _at(algo: Any, points: np.ndarray) -> Callable[[int], Behaviour]:
-    """How rows act at these points, over and over."""
-    return lambda rows: actor.behaviour(algo, jnp.asarray(points[np.arange(rows) % len(points)]))
+    """How rows act at these points: spread evenly over them, or over and over where they are fewer."""
+
+    def behave(rows: int) -> Behaviour:
+        chosen = (
+            np.arange(rows) * len(points) // rows if rows < len(points) else np.arange(rows) % len(points)
+        )
+        return actor.behaviour(algo, jnp.asarray(points[chosen]))
+
+    return behave
 
 
 def over_indices(agent: Any, env: Any, episodes: int, seed: int, rows: int) -> Map:

@@ -77,7 +77,10 @@ def hidden(actor: Any, critic: Any, shown: Obs) -> list[list[Array]]:
     own = features if actor.trunk is None else sight.alone(actor.trunk, shown)
     found = [actor.body.hidden(own)]
     for q in critic.each:
-        width = q.body.layers[0].weight.shape[0] if q.body.layers else features.shape[-1]
+        if not q.body.layers:
+            found.append([])
+            continue
+        width = q.body.layers[0].weight.shape[0]
         action = jnp.zeros((features.shape[0], width - features.shape[-1]))
         found.append(q.body.hidden(jnp.concatenate([features, action], axis=-1)))
     return found

@@ -95,7 +95,10 @@ def bounds_to_unit(space: Box, action: Array) -> Float[Array, "*N A"]:
     """Actions within the bounds as numbers in [-1, 1]."""
     low, high = (jnp.asarray(b.reshape(-1), jnp.float32) for b in space.bounds())
     flat = action.reshape((*action.shape[: action.ndim - len(space.shape)], -1))
-    return jnp.clip(2.0 * (flat - low) / (high - low) - 1.0, -1.0, 1.0)
+    wide = high > low  # a number with one value is always in the middle
+    return jnp.where(
+        wide, jnp.clip(2.0 * (flat - low) / jnp.where(wide, high - low, 1.0) - 1.0, -1.0, 1.0), 0.0
+    )
 
 
 def codec(

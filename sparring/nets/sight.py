@@ -126,6 +126,8 @@ def trunk(spec: EnvSpec, config: AgentConfig, key: Key, gain: float | None) -> T
             f"There is no network {config.network!r}.{nearest(config.network, ('auto', 'mlp', 'cnn'))} "
             "Known: auto, mlp, cnn, or file.py:Name for one of your own."
         )
+    if config.frame_stack < 1:
+        raise ConfigError(f"frame_stack must be at least 1, got {config.frame_stack}.")
     if config.frame_differences and config.frame_stack == 1:
         raise ConfigError("frame_differences needs frames to differ: set frame_stack to 2 or more.")
     if config.fourier < 0:

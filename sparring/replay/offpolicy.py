@@ -18,7 +18,7 @@ from sparring.nets.sight import AgentConfig, RewardStats, Trunk
 from sparring.ops.priorities import importance
 from sparring.ops.returns import masked_mean, masked_var, n_step
 from sparring.ops.statistics import Moments
-from sparring.ranges import NOT_NEGATIVE, PROBABILITY, Range
+from sparring.ranges import NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring
 from sparring.replay.sequence import Sequence
@@ -60,8 +60,9 @@ class OffPolicyConfig(AgentConfig):
     """priority of what was never sampled: the largest so far, or the mean"""
     priority_eta: Schedulable = 0.9
     """weight of the largest error of a sequence against the mean"""
-    buffer: Literal["auto", "device", "host"] = "auto"
-    """where the replay is: beside the networks, or (auto: images) in the host's memory, every frame once"""
+    buffer: Literal["auto", "device", "host", "reference"] = "auto"
+    """where the replay is: beside the networks, or (auto: images) in the host's memory, every frame once, or
+    there as references to windows of data that the environment has (auto: where it offers them)"""
     buffer_folder: str = ""
     """folder for a host replay that is larger than memory; its frames are memory-mapped files there"""
     sequence_length: int = 20
@@ -77,6 +78,9 @@ RANGES = {
     **dict.fromkeys(("exploration_initial_eps", "exploration_final_eps"), PROBABILITY),
     **dict.fromkeys(("exploration_fraction", "renorm_momentum"), PROBABILITY),
     **dict.fromkeys(("learning_rate", "priority_alpha", "ent_coef"), NOT_NEGATIVE),
+    **dict.fromkeys(("max_grad_norm", "adam_eps", "weight_decay"), NOT_NEGATIVE),
+    **dict.fromkeys(("v_trace", "q_trace", "adam_b2"), PROBABILITY),
+    **dict.fromkeys(("rho_bar", "c_bar", "target_temperature"), POSITIVE),
     **dict.fromkeys(("noise_std", "noise_theta", "noise_dt"), NOT_NEGATIVE),
     **dict.fromkeys(("target_policy_noise", "target_noise_clip"), NOT_NEGATIVE),
     "ent_coef_init": Range(1e-30),
@@ -88,8 +92,13 @@ RANGES = {
 def on_host(config: Any, spec: EnvSpec) -> bool:
     """Whether a driver that steps a world outside JAX keeps the replay in the host's memory."""
     chosen = getattr(config, "buffer", "device")
-    large = shows_images(spec.observation) or bool(getattr(config, "buffer_folder", ""))
-    return chosen == "host" or (chosen == "auto" and large and _uniform(config))
+    large = shows_images(spec.observation) or bool(getattr(config, "buffer_folder", "")) or spec.refers
+    return chosen in ("host", "reference") or (chosen == "auto" and large and _uniform(config))
+
+
+def by_reference(config: Any, spec: EnvSpec) -> bool:
+    """Whether the replay keeps the numbers of observations instead of observations."""
+    return spec.refers and getattr(config, "buffer", "device") != "host" and on_host(config, spec)
 
 
 def _uniform(c: OffPolicyConfig) -> bool:
@@ -150,8 +159,10 @@ def check(c: OffPolicyConfig) -> None:
     if c.gradient_steps == 0 or c.gradient_steps < -1:
         raise ConfigError(f"gradient_steps must be at least 1, or -1, got {c.gradient_steps}.")
     check_ranges(c)
-    if c.buffer == "host" and not _uniform(c):
-        raise ConfigError("buffer='host' samples uniformly: leave prioritized and core out, or use 'device'.")
+    if c.buffer in ("host", "reference") and not _uniform(c):
+        raise ConfigError(
+            f"buffer={c.buffer!r} samples uniformly: leave prioritized and core out, or use 'device'."
+        )
     if c.buffer_folder and (c.buffer == "device" or not _uniform(c)):
         raise ConfigError(
             "buffer_folder needs buffer='host', which samples uniformly: leave one of them out."

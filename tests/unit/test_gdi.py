@@ -161,6 +161,36 @@ def test_variants(variant: str, heads: int, names: tuple[str, ...]) -> None:
     assert (np.exp(np.asarray(extras.log_mu)) > 0.2).all()  # it starts near uniform over two actions
 
 
+def test_a_gamma_index_lets_one_policy_act() -> None:
+    algo = made(variant="lbc", policies=3, gammas=(0.9, 0.99, 0.999), controller_space=("gamma_index=1|2|3",))
+    algo.check()
+    behaviour = algo.behaviour(jnp.float32([[1.0], [2.0], [3.0]]))
+    assert np.asarray(behaviour.mixture).tolist() == np.eye(3).tolist()
+    assert np.isnan(np.asarray(behaviour.sharpness)).all()  # of the target policies
+    state = algo.init(jax.random.key(0))
+    spread = eqx.tree_at(lambda s: s.nets.advantage.weight, state, 50.0 * state.nets.advantage.weight)
+    weights, obs = algo.policy(spread), jax.random.normal(jax.random.key(4), (3, 4))
+    _, extras, _ = algo.act(weights, algo.carry(3), View(obs), behaviour, jax.random.key(2))
+    for head in range(3):
+        alone = algo.behaviour(jnp.full((3, 1), head + 1.0))
+        _, other, _ = algo.act(weights, algo.carry(3), View(obs), alone, jax.random.key(2))
+        # rows draw their own numbers, so the row that chose this head does what all of them do at it
+        assert float(extras.log_mu[head]) == float(other.log_mu[head])
+    assert len({float(x) for x in extras.log_mu}) > 1
+
+
+@pytest.mark.parametrize(("space", "index", "match"), [
+    (("gamma_index=1|3",), (), "2 policies"),
+    (("gamma_index=1|2", "epsilon:0:1:4"), (), "mixes several"),
+    (("gamma_index=1|2",), (3.0,), "2 policies"),
+    (("gamma_index:1:2:4",), (), "whole"),
+])  # fmt: skip
+def test_a_gamma_index_of_no_policy_is_refused(space: Any, index: Any, match: str) -> None:
+    chosen = {"controller": "fixed", "controller_index": index} if index else {}
+    with pytest.raises(ConfigError, match=match):
+        made(controller_space=space, **chosen).check()
+
+
 def test_no_gradient_of_the_target_reaches_v_from_q() -> None:
     """With only the Q-loss on, the value head does not move."""
     algo = made(v_coef=0.0, pi_coef=0.0, weight_decay=0.0, learning_rate=1e-3, warmup=1)

@@ -72,3 +72,59 @@ def test_openblas_has_one_thread_unless_the_user_says_otherwise(chosen: dict[str
         [sys.executable, "-c", THREADS], env=environment, check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == threads
+
+
+ALONE = """
+import os, sys
+from sparring import launch
+from sparring.model import algorithm_class, assemble
+algorithm, env, seeds = sys.argv[1], sys.argv[2], tuple(range(int(sys.argv[3])))
+plan = launch.plan(algorithm, env, values={"eval_freq": -1})
+config, settings = plan.config, plan.settings
+parts = assemble(
+    algorithm_class(algorithm), env, settings, config, seeds, eval_env=False, device="cpu", alone=True
+)
+parts.driver.advance(1)
+parts.driver.close()
+pools = 0
+for task in os.listdir("/proc/self/task"):
+    try:
+        pools += open(f"/proc/self/task/{task}/comm").read().startswith("tf_XLAEigen")
+    except (FileNotFoundError, ProcessLookupError):
+        continue  # a thread of the seeds that ended in the meantime
+print(os.environ.get("PJRT_NPROC"), pools)
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has no pool to do without")
+@pytest.mark.parametrize(
+    ("algorithm", "env", "seeds", "given", "threads"),
+    [
+        ("dqn", "CartPole-v1", 1, None, "1"),  # 64 x 256 x 256: the largest that nobody divides
+        ("dqn", "CartPole-v1", 2, None, "None"),
+        ("sac", "Pendulum-v1", 1, None, "None"),
+        ("dqn", "CartPole-v1", 1, "2", "2"),
+    ],
+)
+def test_a_small_run_alone_keeps_to_one_thread(algorithm, env, seeds, given, threads):
+    environment = {k: v for k, v in os.environ.items() if k != "PJRT_NPROC"}
+    if given:
+        environment["PJRT_NPROC"] = given
+    call = [sys.executable, "-c", ALONE, algorithm, env, str(seeds)]
+    told = subprocess.run(call, env=environment, check=True, capture_output=True, text=True).stdout.split()
+    assert told[0] == threads
+    assert int(told[1]) == (1 if threads == "1" else int(given or os.cpu_count() or 1))
+
+
+def test_sequences_and_unknown_batches_are_large():
+    from sparring.algos.dqn import DQNConfig
+    from sparring.algos.gdi import GDIConfig
+    from sparring.algos.ppo import PPOConfig
+    from sparring.algos.sac import SACConfig
+    from sparring.drivers.platform import DIVIDED, largest_product
+
+    assert largest_product(PPOConfig(batch_size=64)) == 64 * 64 * 64 <= DIVIDED
+    assert largest_product(DQNConfig(batch_size=64, net_arch=(256, 256))) == DIVIDED
+    assert largest_product(DQNConfig(batch_size=1, net_arch=())) == 0
+    for config in (SACConfig(), DQNConfig(core="gru"), GDIConfig(), object()):
+        assert largest_product(config) > DIVIDED

@@ -30,6 +30,8 @@ class HostVecEnv(VecEnv):
         super().__init__(spec.rows, gym_space(spec.observation), gym_space(spec.action))
         self.clock = 0
         """steps and resets that were asked for here, and not by a driver"""
+        self.legal: np.ndarray | None = None
+        """what may be done now, where the environment says it"""
         self._tally = Tally(spec.rows)
         self._seed: int | None = None
         self._resets = 0
@@ -63,7 +65,9 @@ class HostVecEnv(VecEnv):
     def reset(self) -> Any:
         self.clock += 1
         self._tally.start()
-        return self.rows.reset(self.next_seed()).obs
+        timestep = self.rows.reset(self.next_seed())
+        self.legal = timestep.legal
+        return timestep.obs
 
     def step_async(self, actions: Any) -> None:
         space = self.rows.spec.action
@@ -74,6 +78,7 @@ class HostVecEnv(VecEnv):
     def step_wait(self) -> Answer:
         self.clock += 1
         timestep = self.rows.step(self._actions)
+        self.legal = timestep.legal
         infos = row_infos(getattr(self.rows, "last_infos", None), timestep, self._tally)
         over = timestep.terminated | timestep.truncated
         for text in self.rows.events():

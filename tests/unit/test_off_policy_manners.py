@@ -1,0 +1,212 @@
+"""What users of replay learners and bandits meet: schedules while learning, replays in files, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparring import DQN, SAC, TD3, CrossQ
+from sparring.algos.crossq import CrossQ as CrossQAlgorithm
+from sparring.algos.crossq import CrossQConfig
+from sparring.algos.gdi import GDI, GDIConfig
+from sparring.bandit.settings import coordinate
+from sparring.bandit.space import Space
+from sparring.bandit.tiles import Tiles
+from sparring.bandit.ucb import SlidingWindowUCB
+from sparring.common.callbacks import BaseCallback, CheckpointCallback
+from sparring.config import from_mapping, parse_assignment
+from sparring.drivers.async_ import Crew
+from sparring.envs.classic.cartpole import CartPole
+from sparring.envs.classic.pendulum import Pendulum
+from sparring.errors import CheckpointError, ConfigError
+from sparring.evaluation.behaviours import _at
+from sparring.model import algorithm_class, assemble
+from sparring.session import Settings
+
+SMALL: dict[str, Any] = {
+    "learning_starts": 50,
+    "batch_size": 16,
+    "buffer_size": 500,
+    "train_freq": 10,
+    "gradient_steps": 1,
+    "run_dir": False,
+    "seed": 0,
+}
+
+
+class Looking(BaseCallback):
+    def __init__(self, look: Any) -> None:
+        super().__init__()
+        self.look, self.seen = look, []
+
+    def _on_step(self) -> bool:
+        if self.n_calls % 100 == 0:
+            self.seen.append(self.look(self.model))
+        return True
+
+
+def test_a_callback_sees_the_exploration_rate_of_its_time():
+    callback = Looking(lambda model: model.exploration_rate)
+    model = DQN("MlpPolicy", "CartPole-v1", net_arch=(8,), exploration_fraction=1.0, **SMALL)
+    model.learn(1000, callback=callback)
+    assert callback.seen == sorted(callback.seen, reverse=True)
+    assert callback.seen[0] > 0.85
+    assert callback.seen[4] == pytest.approx(1.0 - 0.95 * 0.5, abs=0.03)
+    assert model.exploration_rate == pytest.approx(0.05, abs=0.01)
+
+
+def test_an_agent_saved_in_the_middle_acts_by_its_schedules_of_then(tmp_path):
+    def noise(model: Any) -> float:
+        model.save(tmp_path / "middle")
+        return float(np.mean(model.policy.weights.std))
+
+    callback = Looking(noise)
+    falls: dict[str, Any] = {"noise": "normal", "noise_std": "linear(0.4, 0)"}
+    model = TD3("MlpPolicy", "Pendulum-v1", pi=(8,), qf=(8,), **falls, **SMALL)
+    model.learn(300, callback=callback)
+    assert callback.seen[0] == pytest.approx(0.4 * 2 / 3, abs=0.03)
+    loaded = TD3.load(tmp_path / "middle")
+    assert float(np.mean(loaded.policy.weights.std)) == callback.seen[-1]
+
+
+@pytest.mark.parametrize("more", [{}, {"prioritized": True}])
+def test_a_replay_goes_through_a_file(tmp_path, more):
+    first = DQN("MlpPolicy", "CartPole-v1", net_arch=(8,), **SMALL, **more)
+    with pytest.raises(ConfigError, match="before it learns"):
+        first.save_replay_buffer(tmp_path / "early.pkl")
+    first.learn(200)
+    first.save_replay_buffer(tmp_path / "deep" / "replay.pkl")
+    other = DQN("MlpPolicy", "CartPole-v1", net_arch=(8,), **SMALL, **more)
+    other.load_replay_buffer(tmp_path / "deep" / "replay.pkl")
+    for x, y in zip(*(jax.tree.leaves(m._driver.replayed()) for m in (first, other)), strict=True):
+        np.testing.assert_array_equal(x, y)
+    other.learn(20)  # more than learning_starts is there: it learns at once
+    assert other.session.last["train/n_updates"] == 2
+    wide = DQN("MlpPolicy", "CartPole-v1", net_arch=(8,), **{**SMALL, "buffer_size": 900}, **more)
+    with pytest.raises(CheckpointError):
+        wide.load_replay_buffer(tmp_path / "deep" / "replay.pkl")
+    with pytest.raises(CheckpointError):
+        other.load_replay_buffer(tmp_path / "nothing.pkl")
+
+
+def test_a_checkpoint_callback_keeps_the_replay(tmp_path):
+    model = DQN("MlpPolicy", "CartPole-v1", net_arch=(8,), **SMALL)
+    model.learn(100, callback=CheckpointCallback(50, str(tmp_path), save_replay_buffer=True))
+    assert sorted(path.name for path in tmp_path.glob("*replay*")) == [
+        "rl_model_replay_buffer_100_steps.pkl",
+        "rl_model_replay_buffer_50_steps.pkl",
+    ]
+
+
+def test_a_linear_critic_of_crossq_learns():
+    model = CrossQ("MlpPolicy", "Pendulum-v1", policy_kwargs={"net_arch": {"pi": [8], "qf": []}}, **SMALL)
+    model.learn(100)
+    assert np.isfinite(model.session.last["train/critic_loss"])
+
+
+def test_the_weight_of_crossqs_entropy_has_adams_own_memory():
+    algo = CrossQAlgorithm(Pendulum().spec, CrossQConfig())
+    mu = algo._ent_rule().update(np.float32(1.0), algo._ent_rule().init(np.float32(0.0)))[1].mu
+    assert float(mu) == pytest.approx(0.1)
+
+
+def test_an_action_with_one_value_is_no_division_by_zero():
+    import gymnasium as gym
+
+    class Narrow(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gym.spaces.Box(np.float32([-1, 0.5]), np.float32([1, 0.5]))
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+        def step(self, action):
+            return self.np_random.uniform(-1, 1, 2).astype(np.float32), float(action[0]), False, False, {}
+
+    model = SAC("MlpPolicy", Narrow(), pi=(8,), qf=(8,), **SMALL)
+    model.learn(100)
+    assert np.isfinite(model.session.last["train/critic_loss"])
+
+
+@pytest.mark.parametrize(("algorithm", "values", "match"), [
+    ("dqn", {"max_grad_norm": -1.0}, "max_grad_norm"),
+    ("sac", {"adam_eps": -1.0}, "adam_eps"),
+    ("dqn", {"frame_stack": 0}, "frame_stack"),
+    ("gdi", {"gamma": 1.5}, "gamma"),
+    ("gdi", {"rho_bar": -1.0}, "rho_bar"),
+    ("gdi", {"target_temperature": 0.0}, "target_temperature"),
+    ("gdi", {"gammas": [5.0, 0.9]}, "gammas"),
+    ("gdi", {"prioritized": True, "priority_eta": 3.0}, "priority_eta"),
+])  # fmt: skip
+def test_numbers_out_of_bounds_are_refused(algorithm, values, match):
+    cls = algorithm_class(algorithm)
+    env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"
+    with pytest.raises(ConfigError, match=match):
+        assemble(cls, env, Settings(n_envs=2), from_mapping(cls.Config, values), (0,), eval_env=False)
+
+
+@pytest.mark.parametrize(("settings", "match"), [
+    ({"address": "1.2.3.4:6379"}, "driver=cluster"),
+    ({"learner_gpus": 1.0}, "learner=cluster"),
+])  # fmt: skip
+def test_settings_of_a_cluster_are_refused_without_one(settings, match):
+    cls = algorithm_class("dqn")
+    with pytest.raises(ConfigError, match=match):
+        assemble(cls, "CartPole-v1", Settings(**settings), cls.Config(), (0,), eval_env=False)
+
+
+def test_settings_that_nothing_reads_are_told():
+    cls = algorithm_class("dqn")
+    config = from_mapping(cls.Config, {"buffer_size": 100})
+    made = assemble(cls, "CartPole-v1", Settings(actors=8, slot="file"), config, (0,), eval_env=False)
+    assert any("actors, slot" in warning for warning in made.warnings)
+    quiet = assemble(cls, "CartPole-v1", Settings(), config, (0,), eval_env=False)
+    assert not any("reads" in warning for warning in quiet.warnings)
+
+
+def test_a_crew_needs_patience():
+    algo = GDI(CartPole().spec, GDIConfig())
+    with pytest.raises(ConfigError, match="worker_deadline"):
+        Crew(1, deadline=0.0).check(algo, "CartPole-v1")
+
+
+def test_none_is_a_word():
+    name, value = parse_assignment("controller=none")
+    assert from_mapping(GDIConfig, {name: value}).controller == "none"
+    assert from_mapping(GDIConfig, dict([parse_assignment("core=none")])).core == "none"
+
+
+def test_policies_of_one_head_are_told():
+    algo = GDI(CartPole().spec, GDIConfig(variant="i3", policies=5))
+    assert any("policies" in warning for warning in algo.check())
+
+
+def test_tables_of_gigabytes_are_refused():
+    space = Space(tuple(coordinate(f"x{i}:0:1:10") for i in range(9)))
+    with pytest.raises(ConfigError, match="thompson"):
+        Tiles(space)
+
+
+def test_a_window_reports_what_its_rows_choose():
+    space = Space((coordinate("x:0:1:8"),))
+    bandit = SlidingWindowUCB(space, window=16, arms=8)
+    state = bandit.init(jax.random.key(0))
+    choice = bandit.select(state, jax.random.key(1), 4)
+    state = bandit.update(state, choice, jnp.float32([1.0, 2.0, 3.0, 4.0]), jnp.ones(4, bool))
+    told = bandit.report(state, 4)["bandit/probability/x"]
+    drawn = np.zeros(8)
+    for key in jax.random.split(jax.random.key(2), 400):
+        np.add.at(drawn, np.asarray(bandit.select(state, key, 4).cell)[:, 0], 1 / 1600)
+    np.testing.assert_allclose(told, drawn, atol=0.04)
+
+
+def test_an_evaluation_of_a_bandits_choices_has_some_of_all_rows():
+    algo = GDI(CartPole().spec, GDIConfig(controller_space=("epsilon:0:1:4",)))
+    points = np.linspace(0.0, 1.0, 64, dtype=np.float32)[:, None]
+    for rows in (8, 64, 128):
+        assert float(np.mean(_at(algo, points)(rows).mixture[:, 0])) == pytest.approx(0.5, abs=0.08)
