@@ -22,7 +22,7 @@ from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.fused import Fused
 from sparring.drivers.host import Host, OnStep
 from sparring.drivers.loop import Driver
-from sparring.drivers.platform import DIVIDED, largest_product, once_options, prepare
+from sparring.drivers.platform import divided, once_options, prepare
 from sparring.drivers.several import Several
 from sparring.envs import registry
 from sparring.envs.batched import JaxHost
@@ -113,7 +113,7 @@ def assemble(
     world = registry.make(env, n_envs=settings.n_envs, **options)
     images = spaces.shows_images(world.spec.observation)
     single = alone and len(seeds) == 1 and settings.driver == "auto"
-    prepare(device, large=images, alone=single and largest_product(config) <= DIVIDED)
+    prepare(device, large=images, alone=single and not divided(config))
     jaxy = registry.is_jax(world)
     rows = settings.n_envs if jaxy else world.spec.rows
     settings = dataclasses.replace(settings, n_envs=rows, n_eval_episodes=eval_episodes(settings, jaxy))

@@ -149,8 +149,8 @@ class A2C:
         nets = unravel(new.params)
         metrics |= checkup.look(
             checkup.due(state.iteration, self.horizon),
-            state.nets,
             nets,
+            lambda: checkup.difference(state.nets, nets),
             lambda nets: policy.hidden(c, nets, state.moments, rollout),
             c.activation,
             lambda: (

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from sparring.bandit.settings import ControlConfig, Controlled
@@ -162,12 +161,12 @@ class CrossQ(Controlled):
             raise ConfigError("n_critics and policy_delay must be at least 1.")
         return [*offpolicy.unwise(self.config), *self.unread()]
 
-    def _rule(self) -> optax.GradientTransformation:
-        return optim.transform("adam", self.config.adam_eps, b1=self.config.adam_b1)
+    def _rule(self) -> optim.Adam:
+        return optim.Adam(self.config.adam_eps, b1=self.config.adam_b1)
 
-    def _ent_rule(self) -> optax.GradientTransformation:
+    def _ent_rule(self) -> optim.Adam:
         """sb3-contrib leaves the entropy's weight to Adam as it is."""
-        return optim.transform("adam", self.config.adam_eps)
+        return optim.Adam(self.config.adam_eps)
 
     def init(self, key: Key) -> TrainState:
         c, space = self.config, critics.bounded(self.spec, "CrossQ")
@@ -314,6 +313,13 @@ class CrossQ(Controlled):
         actor, actor_optimiser, log_ent_coef, ent_optimiser, last = (
             improve() if c.policy_delay == 1 else jax.lax.cond(due, improve, wait)
         )
+
+        def moved() -> Any:
+            improved = optim.Step(actor, actor_optimiser, step.norm)
+            by_actor = optim.moved(self._rule(), improved, c.learning_rate)
+            by_actor = jax.tree.map(lambda x: jnp.where(due, x, 0.0), by_actor)
+            return by_actor, optim.moved(self._rule(), step, c.learning_rate)
+
         metrics |= {
             "train/actor_loss": last[0],
             "train/entropy": last[1],
@@ -321,13 +327,13 @@ class CrossQ(Controlled):
             "train/ent_coef_loss": last[2],
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.updates + 1,
-            "train/critic_grad_norm": step.norm,
             **offpolicy.effective_share(batch),
         }
+        metrics |= offpolicy.norms(state, self.horizon, critic=slope)
         metrics |= checkup.look(
             offpolicy.due(state, self.plan.updates, self.horizon),
-            (state.actor, state.critic),
             (actor, critic),
+            moved,
             lambda nets: critics.hidden(nets[0], nets[1], lesson.few()),
             c.activation,
         )

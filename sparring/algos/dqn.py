@@ -128,8 +128,8 @@ class DQN(Controlled):
                     )
         return [*offpolicy.unwise(self.config), *self.unread()]
 
-    def _rule(self) -> optax.GradientTransformation:
-        return optim.transform("adam", self.config.adam_eps)
+    def _rule(self) -> optim.Adam:
+        return optim.Adam(self.config.adam_eps)
 
     def init(self, key: Key) -> TrainState:
         c = self.config
@@ -205,8 +205,8 @@ class DQN(Controlled):
         }
         metrics |= checkup.look(
             offpolicy.due(state, self.plan.updates, self.horizon),
-            state.nets,
             new.params,
+            lambda: optim.moved(self._rule(), new, c.learning_rate),
             lambda nets: [nets.body.hidden(sight.alone(nets.trunk, lesson.few()))],
             c.activation,
         )

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int
 
 from sparring.bandit.settings import ControlConfig, Controlled, Selection
@@ -348,8 +347,8 @@ class GDI(Controlled):
                 f"{ALONE} lets one policy act, and {', '.join(mixed)} mixes several: leave one of them out."
             )
 
-    def _rule(self) -> optax.GradientTransformation:
-        return optim.transform("adam", self.config.adam_eps, b2=self.config.adam_b2)
+    def _rule(self) -> optim.Adam:
+        return optim.Adam(self.config.adam_eps, b2=self.config.adam_b2)
 
     def init(self, key: Key) -> TrainState:
         c = self.config
@@ -429,8 +428,8 @@ class GDI(Controlled):
         }
         metrics |= checkup.look(
             offpolicy.due(state, self.plan.updates, self.horizon),
-            state.nets,
             new.params,
+            lambda: optim.moved(self._rule(), new, rate, c.weight_decay),
             lambda nets: values.hidden(c, nets, state.moments, batch.data),
             c.activation,
         )

@@ -245,8 +245,8 @@ class PPO(Controlled):
         nets = unravel(end.flat)
         metrics |= checkup.look(
             checkup.due(state.iteration, self.horizon),
-            state.nets,
             nets,
+            lambda: checkup.difference(state.nets, nets),
             lambda nets: policy.hidden(c, nets, state.moments, rollout),
             c.activation,
             lambda: (

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
@@ -127,7 +126,7 @@ class PQN(Controlled):
         """Steps of a training sequence."""
         return self.config.sequence_length or self.config.n_steps
 
-    def _rule(self) -> optax.GradientTransformation:
+    def _rule(self) -> optim.Rule:
         return optim.transform("radam", self.config.adam_eps)
 
     def init(self, key: Key) -> TrainState:
@@ -209,8 +208,8 @@ class PQN(Controlled):
         nets = unravel(flat)
         metrics |= checkup.look(
             checkup.due(state.iteration, self.horizon),
-            state.nets,
             nets,
+            lambda: checkup.difference(state.nets, nets),
             lambda nets: values.hidden(c, nets, state.moments, sight.clean(batch.data)),
             c.activation,
             lambda: checkup.targets(returns, None, counts),

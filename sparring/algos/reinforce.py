@@ -164,8 +164,8 @@ class REINFORCE:
         nets = unravel(new.params)
         metrics |= checkup.look(
             checkup.due(state.iteration, self.horizon),
-            state.nets,
             nets,
+            lambda: checkup.difference(state.nets, nets),
             lambda nets: policy.hidden(c, nets, state.moments, episodes),
             c.activation,
             lambda: (

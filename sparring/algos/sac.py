@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from sparring.bandit.settings import ControlConfig, Controlled
@@ -150,8 +149,8 @@ class SAC(Controlled):
         free = jnp.sum(branches(branch_sizes(self._codec()), legal), axis=-1)
         return 0.89 * lesson.mean(jnp.mean(jnp.log(jnp.maximum(free, 1).astype(jnp.float32)), axis=-1))
 
-    def _rule(self) -> optax.GradientTransformation:
-        return optim.transform("adam", self.config.adam_eps)
+    def _rule(self) -> optim.Adam:
+        return optim.Adam(self.config.adam_eps)
 
     def init(self, key: Key) -> TrainState:
         c, codec = self.config, self._codec()
@@ -251,8 +250,8 @@ class SAC(Controlled):
         lossy = choice_losses if self._chooses else number_losses
         critic_loss, actor_loss = lossy(c, lesson, weight, state, ent_coef, self.spec)
 
-        slope, (seen, error, metrics) = jax.grad(critic_loss, has_aux=True)(state.critic, next_key)
-        critic = optim.apply(self._rule(), state.critic, state.critic_optimiser, slope, c.learning_rate, None)
+        rise, (seen, error, metrics) = jax.grad(critic_loss, has_aux=True)(state.critic, next_key)
+        critic = optim.apply(self._rule(), state.critic, state.critic_optimiser, rise, c.learning_rate, None)
         if c.core == "none":
             seen = jax.lax.stop_gradient(lesson.features(critic.params.trunk)[0])
         slope, (entropy, more) = jax.grad(actor_loss, has_aux=True)(state.actor, critic.params, seen, now_key)
@@ -262,14 +261,13 @@ class SAC(Controlled):
             "train/entropy": entropy,
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.updates + 1,
-            "train/critic_grad_norm": critic.norm,
-            "train/actor_grad_norm": actor.norm,
             **offpolicy.effective_share(batch),
         }
+        metrics |= offpolicy.norms(state, self.horizon, critic=rise, actor=slope)
         metrics |= checkup.look(
             offpolicy.due(state, self.plan.updates, self.horizon),
-            (state.actor, state.critic),
             (actor.params, critic.params),
+            lambda: [optim.moved(self._rule(), step, c.learning_rate) for step in (actor, critic)],
             lambda nets: critics.hidden(nets[0], nets[1], lesson.few()),
             c.activation,
         )

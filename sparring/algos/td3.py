@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from sparring.bandit.settings import ControlConfig, Controlled
@@ -118,8 +117,8 @@ class TD3(Controlled):
             raise ConfigError("n_critics and policy_delay must be at least 1.")
         return [*offpolicy.unwise(self.config), *self.unread()]
 
-    def _rule(self) -> optax.GradientTransformation:
-        return optim.transform("adam", self.config.adam_eps)
+    def _rule(self) -> optim.Adam:
+        return optim.Adam(self.config.adam_eps)
 
     def init(self, key: Key) -> TrainState:
         c = self.config
@@ -240,17 +239,23 @@ class TD3(Controlled):
         actor, actor_target, critic_target, total = (
             improve() if c.policy_delay == 1 else jax.lax.cond(due, improve, wait)
         )
+
+        def moved() -> Any:
+            by_actor = optim.moved(self._rule(), actor, c.learning_rate)
+            by_actor = jax.tree.map(lambda x: jnp.where(due, x, 0.0), by_actor)
+            return by_actor, optim.moved(self._rule(), critic, c.learning_rate)
+
         metrics |= {
             "train/actor_loss": total,
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.updates + 1,
-            "train/critic_grad_norm": critic.norm,
             **offpolicy.effective_share(batch),
         }
+        metrics |= offpolicy.norms(state, self.horizon, critic=slope)
         metrics |= checkup.look(
             offpolicy.due(state, self.plan.updates, self.horizon),
-            (state.actor, state.critic),
             (actor.params, critic.params),
+            moved,
             lambda nets: critics.hidden(nets[0], nets[1], lesson.few()),
             c.activation,
         )

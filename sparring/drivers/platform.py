@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import platform
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 
 from sparring.errors import ConfigError
+from sparring.ops.minibatch import ALONE, shared_rows
 from sparring.runs.provenance import processor
 
 # Programs that run once: compiling them well would cost more than running them badly.
@@ -28,8 +28,6 @@ def once_options() -> dict[str, Any] | None:
 
 CACHE_BYTES = 1 << 30
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-DIVIDED = 1 << 22
-"""Multiplications in a product up to which XLA leaves it to one thread."""
 
 
 def prepare(device: str = "auto", large: bool = False, alone: bool = False) -> None:
@@ -64,16 +62,17 @@ def prepare(device: str = "auto", large: bool = False, alone: bool = False) -> N
         )
 
 
-def largest_product(config: Any) -> float:
-    """Multiplications in the largest product of an update's hidden layers; infinite where nobody knows.
+def divided(config: Any) -> bool:
+    """Whether cores share a product of an update's hidden layers.
 
     Batches of sequences, of GDI or for a core, are taken for large ones.
     """
     rows = getattr(config, "batch_size", None)
     if not rows or getattr(config, "core", "none") != "none" or hasattr(config, "sample_reuse"):
-        return math.inf
+        return True
     layers = [getattr(config, name) for name in ("pi", "vf", "qf", "net_arch") if hasattr(config, name)]
-    return float(rows) * max((a * b for each in layers for a, b in pairwise(each)), default=0)
+    weights = max((a * b for each in layers for a, b in pairwise(each)), default=0)
+    return shared_rows(rows, weights) * weights > ALONE
 
 
 def keep_programs() -> None:

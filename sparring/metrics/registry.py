@@ -185,7 +185,9 @@ OF_BATCH = frozenset(
 LOOKED_AT = OF_BATCH | {"stats/update_size", "stats/param_norm", "stats/dead_units", "stats/feature_rank"}
 """What looks inside an update find: at networks or, where rollouts are short, at a sampled batch."""
 SPREADS = ("rollout/ep_returns", "stats/advantages", "stats/logits", "stats/value_targets")
-SPARSE = LOOKED_AT.union(f"{name}_{what}" for name in SPREADS for what in SPREAD)
+UNCLIPPED = frozenset({"train/actor_grad_norm", "train/critic_grad_norm"})
+"""Norms that are taken for those who look alone, in the iterations of a run that are kept."""
+SPARSE = LOOKED_AT.union((f"{name}_{what}" for name in SPREADS for what in SPREAD), UNCLIPPED)
 """Metrics that are NaN in an iteration in which nobody looked."""
 OF_UPDATES = LOOKED_AT | {
     "stats/priority_ess",

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from sparring.ops.optim import norm_of
 from sparring.types import Metrics
 
 KEPT = 2000
@@ -37,9 +38,19 @@ Layers = Sequence[Sequence[Array]]
 """Of each network, what its hidden layers put out, [N, O]."""
 
 
+def _stride(horizon: Any) -> Any:
+    """Iterations between those that a session keeps."""
+    return jnp.maximum(jnp.floor(horizon / KEPT), 1.0)
+
+
+def kept(iteration: Any, horizon: Any) -> Bool[Array, ""]:
+    """Whether a session keeps the metrics of the iteration of this number."""
+    return (iteration + 1) % _stride(horizon).astype(jnp.int32) == 0
+
+
 def due(iteration: Any, horizon: Any) -> Bool[Array, ""]:
     """Whether the iteration of this number is one to look at: one of those that a session keeps."""
-    stride = jnp.maximum(jnp.floor(horizon / KEPT), 1.0)
+    stride = _stride(horizon)
     every = stride * jnp.maximum(jnp.floor(horizon / (stride * LOOKS)), 1.0)
     return (iteration + 1) % every.astype(jnp.int32) == 0
 
@@ -63,22 +74,23 @@ def looked(when: Bool[Array, ""], measured: Callable[[], Metrics]) -> Metrics:
 
 def look(
     when: Bool[Array, ""],
-    before: Any,
-    after: Any,
+    nets: Any,
+    moved: Callable[[], Any],
     layers: Callable[[Any], Layers],
     bounded: str = "",
     spreads: Callable[[], Metrics] = dict,
 ) -> Metrics:
-    """The numbers of parameters before and after an update, or NaN; `layers` takes those before.
+    """The numbers of parameters after an update, or NaN; `moved` is what it added to them, `layers` what
+    hidden layers make of something with them.
 
     Without hidden layers the sizes are all there is. `bounded` names the activation; `spreads` adds what it
     finds.
     """
 
     def measured() -> Metrics:
-        hidden = layers(before)
-        norm = jnp.sqrt(_squares(jax.tree.leaves(after)))
-        found = {"stats/update_size": change(before, after), "stats/param_norm": norm, **spreads()}
+        hidden, norm = layers(nets), norm_of(nets)
+        size = norm_of(moved()) / jnp.maximum(norm, 1e-6)
+        found = {"stats/update_size": size, "stats/param_norm": norm, **spreads()}
         if any(hidden):
             found["stats/dead_units"] = dead_share(hidden, bounded)
         # Eigenvalues are slow on an accelerator, where several seeds would look in every iteration.
@@ -112,15 +124,9 @@ def targets(returns: Array, advantage: Array | None, mask: Array | None) -> Metr
     return found if advantage is None else found | spread("stats/advantages", advantage, mask)
 
 
-def change(before: Any, after: Any) -> Float[Array, ""]:
-    """‖Δθ‖ / ‖θ‖ over all parameters."""
-    old, new = jax.tree.leaves(before), jax.tree.leaves(after)
-    moved = _squares([b - a for a, b in zip(old, new, strict=True)])
-    return jnp.sqrt(moved / jnp.maximum(_squares(old), 1e-12))
-
-
-def _squares(leaves: list[Array]) -> Float[Array, ""]:
-    return sum((jnp.sum(jnp.square(x)) for x in leaves), jnp.zeros(()))
+def difference(before: Any, after: Any) -> Any:
+    """What was added to every number of a tree."""
+    return jax.tree.map(jnp.subtract, after, before)
 
 
 def dead_share(hidden: Layers, activation: str = "") -> Float[Array, ""]:

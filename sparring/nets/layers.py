@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from sparring.errors import ConfigError, nearest
 from sparring.ops.keys import normal, several, uniform_pair
+from sparring.ops.minibatch import shared_rows
 
 
 @jax.custom_vjp
@@ -197,6 +198,14 @@ class MLP(eqx.Module):
 
     def __call__(self, x: Float[Array, "*N I"]) -> Float[Array, "*N O"]:
         return self.hidden(x)[-1] if self.layers else x
+
+    def filled(self, x: Float[Array, "*N I"]) -> Float[Array, "*M I"]:
+        """The rows of a batch and, on a CPU, a few of zeros where cores then share the largest product."""
+        most = max((layer.weight.size for layer in self.layers), default=0)
+        if x.ndim != 2 or jax.default_backend() != "cpu":
+            return x
+        more = shared_rows(x.shape[0], most) - x.shape[0]
+        return jnp.concatenate([x, jnp.zeros((more, x.shape[1]), x.dtype)]) if more else x
 
     def hidden(self, x: Float[Array, "*N I"]) -> list[Array]:
         """What every layer puts out."""

@@ -41,14 +41,14 @@ class QNet(eqx.Module):
 
     def __call__(self, features: Float[Array, "*N F"]) -> Float[Array, "*N D W"]:
         """Q of every option; options that do not exist are out of reach."""
-        latent = self.body(features)
+        rows, latent = features.shape[0], self.body(self.body.filled(features))
         table = self.advantage(latent).reshape((*latent.shape[:-1], len(self.sizes), max(self.sizes)))
         exists = branches(self.sizes, None)
         if self.value is not None:  # Wang et al. 2016, arXiv 1511.06581, eq. 9
             counts = jnp.asarray(self.sizes, jnp.float32)[:, None]
             mean = jnp.sum(jnp.where(exists, table, 0.0), axis=-1, keepdims=True) / counts
             table = self.value(latent)[..., None] + table - mean
-        return jnp.where(exists, table, ILLEGAL)
+        return jnp.where(exists, table, ILLEGAL)[:rows]
 
 
 class QWeights(NamedTuple):

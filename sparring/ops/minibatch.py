@@ -70,6 +70,16 @@ def sequences(x: Array, length: int) -> Array:
     return jnp.swapaxes(parts, 1, 2).reshape((-1, length, *x.shape[2:]))
 
 
+ALONE = 1 << 22
+"""Multiplications in a product up to which XLA leaves it to one core of a CPU."""
+
+
+def shared_rows(rows: int, weights: int) -> int:
+    """As many rows, or a few more where those let a CPU's cores share a product with so many weights."""
+    enough = ALONE // max(weights, 1) + 1
+    return enough if rows < enough <= rows + rows // 8 else rows
+
+
 MOST_ROWS = 256
 """Rows whose activations in a small network still fit the second-level cache of a CPU."""
 

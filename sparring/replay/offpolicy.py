@@ -15,6 +15,7 @@ from sparring.config import Schedulable, configuration
 from sparring.errors import ConfigError
 from sparring.nets import checkup, sequences, sight
 from sparring.nets.sight import AgentConfig, RewardStats, Trunk
+from sparring.ops.optim import norm_of
 from sparring.ops.priorities import importance
 from sparring.ops.returns import masked_mean, masked_var, n_step
 from sparring.ops.statistics import Moments
@@ -332,6 +333,14 @@ def effective_share(batch: Batch) -> Metrics:
     if batch.weight is None:
         return {}
     return {"stats/priority_ess": 1.0 / jnp.maximum(jnp.mean(batch.weight), 1e-8)}
+
+
+def norms(state: Any, horizon: Any, **gradients: Any) -> Metrics:
+    """Norms of gradients that nobody clips by, in iterations whose metrics are kept; else NaN."""
+    return checkup.looked(
+        checkup.kept(state.iteration, horizon),
+        lambda: {f"train/{name}_grad_norm": norm_of(each) for name, each in gradients.items()},
+    )
 
 
 def due(state: Any, updates: int, horizon: Any) -> Bool[Array, ""]:

@@ -37,7 +37,9 @@ def test_the_rank_is_that_of_the_singular_values(shape: tuple[int, int]) -> None
 def test_the_size_of_an_update_is_relative_to_all_parameters() -> None:
     before = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
     after = {"a": jnp.array([3.0, 0.3]), "b": jnp.array([[4.4]])}
-    assert float(checkup.change(before, after)) == pytest.approx(0.5 / 5.0)
+    moved = checkup.difference(before, after)
+    found = checkup.look(jnp.bool_(True), after, lambda: moved, lambda _: [])
+    assert float(found["stats/update_size"]) == pytest.approx(0.5 / (3.0**2 + 0.3**2 + 4.4**2) ** 0.5)
 
 
 @pytest.mark.parametrize("total", [1, 7, 156, 199, 400, 1999, 2000, 5000, 123_457, 1_000_000])
@@ -65,9 +67,11 @@ def test_what_was_not_looked_at_is_left_out() -> None:
 def test_a_look_that_is_not_due_is_nan() -> None:
     params = jnp.ones(3)
     for when in (True, False):
-        found = checkup.look(jnp.bool_(when), params, 2 * params, lambda _: [[jnp.ones((4, 2))]], "relu")
+        hidden = [[jnp.ones((4, 2))]]
+        found = checkup.look(jnp.bool_(when), 2 * params, lambda: params, lambda _, h=hidden: h, "relu")
         assert set(found) == set(checkup.NAMES)
         assert not when or float(found["stats/param_norm"]) == pytest.approx(12**0.5)
+        assert not when or float(found["stats/update_size"]) == pytest.approx(0.5)
         assert all(bool(jnp.isnan(x)) != when for x in found.values())
 
 

@@ -64,3 +64,28 @@ def test_adam_is_the_papers():
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         params -= 3e-4 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-5)
     np.testing.assert_allclose(run("adam", 1e-5, GRADIENTS, 3e-4), params, rtol=1e-4, atol=1e-7)
+
+
+@given(hnp.arrays(np.float32, (5, 6), elements=st.floats(-100, 100, width=32)), st.sampled_from([0.5, 0.9]))
+def test_adam_takes_optaxs_steps(gradients, b1):
+    ours, theirs = optim.Adam(1e-6, b1=b1), optax.scale_by_adam(b1=b1, eps=1e-6)
+    state, other = ours.init(jnp.zeros(6)), theirs.init(jnp.zeros(6))
+    assert jax.tree.structure(state) == jax.tree.structure(other)
+    for gradient in gradients:
+        direction, state = ours.update(jnp.asarray(gradient), state)
+        expected, other = theirs.update(jnp.asarray(gradient), other)
+        np.testing.assert_allclose(direction, expected, rtol=2e-4, atol=1e-6)
+        np.testing.assert_array_equal(direction, ours.direction(state))
+
+
+@pytest.mark.parametrize("decay", [None, 0.1])
+def test_what_a_step_moved_is_found_from_what_it_left_behind(decay):
+    rule, params = optim.Adam(), {"a": jnp.arange(4.0), "b": jnp.ones((2, 3))}
+    state = rule.init(params)
+    for size in (1.0, -3.0, 0.2):
+        gradient = jax.tree.map(lambda p, size=size: size * (p + 0.1), params)
+        new = optim.apply(rule, params, state, gradient, 0.01, None, decay)
+        moved = optim.moved(rule, new, 0.01, decay or 0.0)
+        for was, now, by in zip(*map(jax.tree.leaves, (params, new.params, moved)), strict=True):
+            np.testing.assert_allclose(by, np.float64(now) - np.float64(was), rtol=1e-4, atol=1e-6)
+        params, state = new.params, new.state
