@@ -68,15 +68,20 @@ def control_metrics(algo: Algorithm, control: Any) -> Metrics:
 
 
 def _narrowest(metrics: Metrics) -> Metrics:
-    """Evenness of the choice in the coordinate where it is least even, and how much stands behind that."""
-    evenness, signal = "bandit/entropy/", "bandit/signal/"
-    names = [name.removeprefix(evenness) for name in metrics if name.startswith(evenness)]
-    if not names:
+    """Evenness of the choice where it is least even, of what the selector decides where it is most decided,
+    and how much stands behind that."""
+
+    def each(kind: str) -> dict[str, Array]:
+        start = f"bandit/{kind}/"
+        return {name.removeprefix(start): metrics[name] for name in metrics if name.startswith(start)}
+
+    even, undecided, signal = each("entropy"), each("undecided"), each("signal")
+    if not undecided:
         return {}
-    even = jnp.stack([metrics[evenness + name] for name in names])
-    found = {"bandit/entropy": jnp.min(even)}
-    if all(signal + name in metrics for name in names):
-        found["bandit/snr"] = jnp.stack([metrics[signal + name] for name in names])[jnp.argmin(even)]
+    least = jnp.stack(list(undecided.values()))
+    found = {"bandit/entropy": jnp.min(jnp.stack(list(even.values()))), "bandit/undecided": jnp.min(least)}
+    if undecided.keys() <= signal.keys():
+        found["bandit/snr"] = jnp.stack([signal[name] for name in undecided])[jnp.argmin(least)]
     return found
 
 

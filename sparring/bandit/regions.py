@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
-from sparring.bandit.report import of_cells, of_choosing, of_pool
+from sparring.bandit.report import evenness_of_members, of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space, check_size
 from sparring.ops import keys
 from sparring.ranges import COUNT, NOT_NEGATIVE, POSITIVE, check_options
@@ -144,13 +144,17 @@ class Regions:
         )
 
     def report(self, state: RegionsState, rows: int = 1) -> dict[str, Array]:
-        chance = self._per_cell(state, self.chances(state)) / self.members
+        chances = self.chances(state)
         pulls = self._per_cell(state, state.pulls) / self.members
         score = self._per_cell(state, state.score) / self.members
         return {
             "bandit/effective_pulls": state.pulls.sum(axis=1).mean(),
             **of_pool(state.pool),
-            **of_choosing(self.space, chance),
+            **of_choosing(
+                self.space,
+                self._per_cell(state, chances) / self.members,
+                evenness_of_members(self._slabs(chances), state.parts),
+            ),
             **of_cells(self.space, score / (pulls + 1.0), 1.0 / jnp.sqrt(pulls + 1.0), pulls),
         }
 
@@ -158,10 +162,17 @@ class Regions:
         """The regions' weight on every coordinate's cells, each region's spread evenly over its own."""
         found = []
         most = max(self.space.cells)
-        for c, (cells, parts) in enumerate(zip(self.space.cells, self._shape, strict=True)):
+        each = zip(self.space.cells, self._shape, self._slabs(weight), strict=True)
+        for c, (cells, parts, slab) in enumerate(each):
             along = jnp.arange(cells) * state.parts[:, c, None] // cells  # [M, cells]
-            slab = jnp.zeros((self.members, parts)).at[:, self._regions[:, c]].add(weight)
             sharing = jax.nn.one_hot(along, parts).sum(axis=1)
-            each = jnp.take_along_axis(slab / jnp.maximum(sharing, 1.0), along, axis=1).sum(axis=0)
-            found.append(jnp.pad(each, (0, most - cells)))
+            spread = jnp.take_along_axis(slab / jnp.maximum(sharing, 1.0), along, axis=1).sum(axis=0)
+            found.append(jnp.pad(spread, (0, most - cells)))
         return jnp.stack(found)
+
+    def _slabs(self, weight: Float[Array, "M R"]) -> list[Float[Array, "M _"]]:
+        """The regions' weight on the parts of every coordinate that each member cuts it into."""
+        return [
+            jnp.zeros((self.members, count)).at[:, self._regions[:, c]].add(weight)
+            for c, count in enumerate(self._shape)
+        ]

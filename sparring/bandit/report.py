@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from sparring.bandit import pool as pools
 from sparring.bandit.pool import Pool
@@ -16,13 +18,30 @@ def of_pool(pool: Pool) -> dict[str, Array]:
     return {"bandit/pool_mean": mean, "bandit/pool_std": std}
 
 
-def of_choosing(space: Space, chance: Float[Array, "C K"]) -> dict[str, Array]:
-    """With which probability each coordinate's cells are chosen, and how even that is."""
+def of_choosing(
+    space: Space, chance: Float[Array, "C K"], undecided: list[Float[Array, ""]] | None = None
+) -> dict[str, Array]:
+    """With which probability each coordinate's cells are chosen, and how even that is.
+
+    `undecided` is how even it is but for what the selector spreads in any case; None where that is nothing.
+    """
+    even = evenness(space, chance)
     told = {}
     for c, (name, cells) in enumerate(zip(space.names, space.cells, strict=True)):
         told[f"bandit/probability/{name}"] = chance[c, :cells]
-        told[f"bandit/entropy/{name}"] = relative_entropy(chance[c, :cells])
+        told[f"bandit/entropy/{name}"] = even[c]
+        told[f"bandit/undecided/{name}"] = (even if undecided is None else undecided)[c]
     return told
+
+
+def evenness(space: Space, chance: Float[Array, "C K"]) -> list[Float[Array, ""]]:
+    """How evenly the cells of each coordinate are chosen: 0 one cell, 1 uniform."""
+    return [relative_entropy(chance[c, :cells]) for c, cells in enumerate(space.cells)]
+
+
+def evenness_of_members(slabs: list[Float[Array, "M _"]], parts: Int[Array, "M C"]) -> list[Float[Array, ""]]:
+    """How evenly a member chooses among the parts into which it cuts each coordinate, on average."""
+    return [relative_entropy(slab, parts[:, c]).mean() for c, slab in enumerate(slabs)]
 
 
 def of_cells(
@@ -44,12 +63,14 @@ def marginals(space: Space, cell: Array, weight: Float[Array, " N"]) -> Float[Ar
     return table.at[jnp.arange(len(space.cells)), cell].add(weight[:, None])
 
 
-def relative_entropy(chance: Float[Array, " K"]) -> Float[Array, ""]:
-    """Entropy of a distribution as a share of the most there can be; 1 where there is nothing to choose."""
-    if chance.shape[0] == 1:
-        return jnp.ones(())
-    entropy = -jnp.where(chance > 0, chance * jnp.log(jnp.maximum(chance, 1e-30)), 0.0).sum()
-    return entropy / jnp.log(chance.shape[0])
+def relative_entropy(chance: Float[Array, "*M K"], count: Any = None) -> Float[Array, "*M"]:
+    """Entropy of a distribution as a share of the most there can be; 1 where there is nothing to choose.
+
+    `count` is how many of the K there are, where not all.
+    """
+    count = chance.shape[-1] if count is None else count
+    entropy = -jnp.where(chance > 0, chance * jnp.log(jnp.maximum(chance, 1e-30)), 0.0).sum(axis=-1)
+    return jnp.where(count > 1, entropy / jnp.log(jnp.maximum(count, 2)), 1.0)
 
 
 def signal(mean: Float[Array, " K"], sd: Float[Array, " K"]) -> Float[Array, ""]:

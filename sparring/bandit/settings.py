@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -43,6 +44,8 @@ BOUNDS = {
     "gamma_index": COUNT,
 }
 """What a coordinate of an algorithm can be, by its name without the number of a policy."""
+RANKING = ("thompson", "gdi_tiles", "lbc_regions")
+"""Selectors that learn from the ranks of returns among recent ones."""
 
 
 @configuration
@@ -102,15 +105,25 @@ def check_bounds(each: Coordinate, example: str) -> None:
 
 
 def contemporaries(name: str, space: Space, rows: int) -> dict[str, float]:
-    """Options of selectors in training, where returns rise.
+    """Options of selectors in training, where returns rise, if so many rows share one.
 
     Against old ones every new episode ranks high, and whatever was chosen lately looks good: only the latest
     are ranked against, about two of every row. `memory` keeps to `thompson`'s rule of 20 episodes for every
     cell.
     """
-    if name != "thompson":
-        return {}
-    return {"pool": max(32, 2 * rows), "memory": max(500, 20 * sum(space.cells))}
+    options: dict[str, float] = {}
+    if name in RANKING:
+        options["pool"] = max(32, 2 * rows)
+    if name == "thompson":
+        options["memory"] = max(500, 20 * sum(space.cells))
+    return options
+
+
+def sharing(config: ControlConfig, rows: int) -> int:
+    """How many of the rows have one bandit in common; of several tasks the most."""
+    if config.controller_scope == "row":
+        return 1
+    return max(Counter(config.controller_tasks).values(), default=rows)
 
 
 def option(text: str, known: dict[str, Any]) -> tuple[str, Any]:
@@ -158,7 +171,7 @@ def controller_for(config: ControlConfig, space: Space, rows: int) -> Controller
                 f"{config.controller!r} chooses by itself. Use controller='fixed', or controller_index=[]."
             )
         known = defaults(config.controller)
-        options = contemporaries(config.controller, space, rows)
+        options = contemporaries(config.controller, space, sharing(config, rows))
         options |= dict(option(text, known) for text in config.controller_options)
         return Controller(bandit.make(config.controller, space, **options), scope, tasks)
     if config.controller_options:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
-from sparring.bandit.report import of_cells, of_choosing, of_pool
+from sparring.bandit.report import evenness, of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space
 from sparring.ops import keys
 from sparring.ranges import COUNT, ENDLESS, POSITIVE, PROBABILITY, check_options
@@ -96,16 +96,20 @@ class Thompson:
         )
 
     def report(self, state: ThompsonState, rows: int = 1) -> dict[str, Array]:
-        chance = self.probability(state)
+        wins = self.wins(state)
         return {
             "bandit/effective_pulls": state.pulls[0].sum(),
             **of_pool(state.pool),
-            **of_choosing(self.space, chance),
+            **of_choosing(self.space, self._floored(wins), evenness(self.space, wins)),
             **of_cells(self.space, *posterior(state), state.pulls),
         }
 
     def probability(self, state: ThompsonState) -> Float[Array, "C K"]:
-        """The probability with which each cell is selected, by quadrature over its own posterior."""
+        """The probability with which each cell is selected."""
+        return self._floored(self.wins(state))
+
+    def wins(self, state: ThompsonState) -> Float[Array, "C K"]:
+        """The probability with which each cell's draw is the best, by quadrature over its own posterior."""
         mean, sd = posterior(state)
         sd = sd * self.spread
         exists = jnp.asarray(self.space.exists)
@@ -115,9 +119,11 @@ class Thompson:
         matters = exists[:, None, :] & ~jnp.eye(mean.shape[1], dtype=bool)
         chance = jnp.where(matters[..., None], ndtr(beaten), 1.0).prod(axis=2).mean(axis=2)
         chance = jnp.where(exists, chance, 0.0)
-        chance = chance / chance.sum(axis=1, keepdims=True)
+        return chance / chance.sum(axis=1, keepdims=True)
+
+    def _floored(self, wins: Float[Array, "C K"]) -> Float[Array, "C K"]:
         count = jnp.asarray(self.space.cells)[:, None]
-        return jnp.where(exists, (1.0 - self.floor) * chance + self.floor / count, 0.0)
+        return jnp.where(self.space.exists, (1.0 - self.floor) * wins + self.floor / count, 0.0)
 
 
 def posterior(state: ThompsonState) -> tuple[Float[Array, "C K"], Float[Array, "C K"]]:

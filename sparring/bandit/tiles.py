@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
-from sparring.bandit.report import of_cells, of_choosing, of_pool
+from sparring.bandit.report import evenness_of_members, of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space, check_size
 from sparring.errors import ConfigError
 from sparring.ops import keys
@@ -99,10 +99,13 @@ class Tiles:
         blank = jnp.zeros((self.members, len(self._tiles)))
         return TilesState(blank, blank, offset, pools.empty(self.pool))
 
+    def _last(self, state: TilesState) -> Int[Array, "M C"]:
+        """Each member's last tile along each coordinate."""
+        return (jnp.asarray(self.space.cells) - 1 + state.offset) // self.width[:, None]
+
     def _exists(self, state: TilesState) -> Bool[Array, "M T"]:
         """Tiles that hold a cell."""
-        last = (np.asarray(self.space.cells) - 1 + state.offset) // self.width[:, None]
-        return (self._tiles <= last[:, None]).all(axis=-1)
+        return (jnp.asarray(self._tiles) <= self._last(state)[:, None]).all(axis=-1)
 
     def scores(self, state: TilesState) -> Float[Array, "M T"]:
         """What speaks for each tile; minus infinity where there is none."""
@@ -174,14 +177,18 @@ class Tiles:
         best, where = jax.lax.top_k(score, min(self.candidates, score.shape[1]))
         even = jnp.isfinite(best) / jnp.isfinite(best).sum(axis=1, keepdims=True)
         argmax = jnp.zeros_like(score).at[jnp.arange(self.members)[:, None], where].set(even)
-        chance = jnp.where(self.greedy[:, None], argmax, jax.nn.softmax(score, axis=1)) / self.members
+        chances = jnp.where(self.greedy[:, None], argmax, jax.nn.softmax(score, axis=1))
         pulls = self._per_cell(state, state.pulls) / self.members
         total = self._per_cell(state, state.pulls * state.value) / self.members
         unit = pools.moments(state.pool)[1] if self.mode == "faithful" else 1.0
         return {
             "bandit/effective_pulls": state.pulls[0].sum(),
             **of_pool(state.pool),
-            **of_choosing(self.space, self._per_cell(state, chance)),
+            **of_choosing(
+                self.space,
+                self._per_cell(state, chances) / self.members,
+                evenness_of_members(self._slabs(chances), self._last(state) + 1),
+            ),
             **of_cells(
                 self.space,
                 total / jnp.maximum(pulls, 1e-6),
@@ -194,13 +201,20 @@ class Tiles:
         """The tiles' weight on every coordinate's cells, each tile's spread evenly over its own."""
         found = []
         most = max(self.space.cells)
-        for c, (cells, tiles) in enumerate(zip(self.space.cells, self._shape, strict=True)):
+        each = zip(self.space.cells, self._shape, self._slabs(weight), strict=True)
+        for c, (cells, tiles, slab) in enumerate(each):
             along = (jnp.arange(cells) + state.offset[:, c, None]) // self.width[:, None]  # [M, cells]
-            slab = jnp.zeros((self.members, tiles)).at[:, self._tiles[:, c]].add(weight)
             sharing = jax.nn.one_hot(along, tiles).sum(axis=1)
-            each = jnp.take_along_axis(slab / jnp.maximum(sharing, 1.0), along, axis=1).sum(axis=0)
-            found.append(jnp.pad(each, (0, most - cells)))
+            spread = jnp.take_along_axis(slab / jnp.maximum(sharing, 1.0), along, axis=1).sum(axis=0)
+            found.append(jnp.pad(spread, (0, most - cells)))
         return jnp.stack(found)
+
+    def _slabs(self, weight: Float[Array, "M T"]) -> list[Float[Array, "M _"]]:
+        """The tiles' weight on the parts of every coordinate that each member cuts it into."""
+        return [
+            jnp.zeros((self.members, count)).at[:, self._tiles[:, c]].add(weight)
+            for c, count in enumerate(self._shape)
+        ]
 
 
 def tile_scores(

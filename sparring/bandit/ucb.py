@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sparring.bandit import pool as pools
 from sparring.bandit.api import Choice
 from sparring.bandit.pool import Pool
-from sparring.bandit.report import marginals, of_cells, of_choosing, of_pool
+from sparring.bandit.report import evenness, marginals, of_cells, of_choosing, of_pool
 from sparring.bandit.space import Space
 from sparring.errors import ConfigError
 from sparring.ops import keys
@@ -125,7 +125,9 @@ class SlidingWindowUCB:
         return {
             "bandit/effective_pulls": pulls.sum(),
             **of_pool(state.pool),
-            **of_choosing(self.space, marginals(self.space, state.arms, chance)),
+            **of_choosing(
+                self.space, marginals(self.space, state.arms, chance), self._undecided(state, pulls)
+            ),
             **of_cells(
                 self.space,
                 total / jnp.maximum(per_cell, 1.0),
@@ -133,3 +135,10 @@ class SlidingWindowUCB:
                 per_cell,
             ),
         }
+
+    def _undecided(self, state: WindowState, pulls: Float[Array, " A"]) -> list[Float[Array, ""]]:
+        """How even the window's pulls are but for those by chance ε: at any moment one arm alone is best."""
+        count = jnp.maximum(pulls.sum(), 1.0)
+        chosen = jnp.maximum(pulls / count - self.epsilon / len(pulls), 0.0)
+        chosen = jnp.where(chosen.sum() > 0.0, chosen, 1.0)
+        return evenness(self.space, marginals(self.space, state.arms, chosen / chosen.sum()))

@@ -328,12 +328,12 @@ def _replay(window: Window) -> Reading | None:
 
 
 def _bandit_collapse(window: Window) -> Reading | None:
-    """How evenly arms are chosen, while none of them is known to be better."""
-    spread, signal = window.values("bandit/entropy"), window.values("bandit/snr")
+    """How evenly a selector itself would choose, while no arm is known to be better."""
+    spread, signal = window.values("bandit/undecided"), window.values("bandit/snr")
     if spread is None or signal is None:
         return None
     value, known = _middle(spread), _middle(signal)
-    words = f"relative entropy of the arms {short(value)}, the best stands out by {short(known)} errors"
+    words = f"relative entropy of what is chosen {short(value)}, the best stands out by {short(known)} errors"
     return Reading(value if known < SIGNIFICANT else 1.0, words)
 
 
@@ -656,7 +656,10 @@ FRESHER_ACTORS = (
 )
 EXPLORE_ARMS = tuple(
     Advice(
-        why, "bandit/entropy above 0.2", (("controller_options", option),), given=(("controller", selector),)
+        why,
+        "bandit/snr above 2, or bandit/undecided above 0.2",
+        (("controller_options", option),),
+        given=(("controller", selector),),
     )
     for selector, why, option in (
         ("thompson", "every arm is tried now and then", "floor=0.3"),
@@ -1009,7 +1012,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "R20.bandit_collapse",
-        ("bandit/entropy", "bandit/snr"),
+        ("bandit/undecided", "bandit/snr"),
         _bandit_collapse,
         "the bandit settled on an arm that is not known to be better",
         ("window too short", "exploration bonus too small for the scale of returns"),

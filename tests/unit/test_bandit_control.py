@@ -175,8 +175,13 @@ def test_tasks_must_be_given_for_every_row():
 
 def test_the_signal_beside_the_evenness_is_of_the_same_coordinate():
     told = {"tau": (0.02, 0.3), "eps": (0.9, 8.0)}
-    metrics = {f"bandit/entropy/{n}": jnp.float32(e) for n, (e, _) in told.items()}
+    metrics = {
+        f"bandit/{kind}/{n}": jnp.float32(by * e)
+        for n, (e, _) in told.items()
+        for kind, by in (("entropy", 0.5), ("undecided", 1.0))
+    }
     metrics |= {f"bandit/signal/{n}": jnp.float32(s) for n, (_, s) in told.items()}
     found = actor._narrowest(metrics)
-    assert (float(found["bandit/entropy"]), float(found["bandit/snr"])) == pytest.approx((0.02, 0.3))
+    numbers = [float(found[f"bandit/{name}"]) for name in ("entropy", "undecided", "snr")]
+    assert numbers == pytest.approx([0.01, 0.02, 0.3])
     assert actor._narrowest({}) == {}

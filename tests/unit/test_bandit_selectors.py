@@ -14,6 +14,7 @@ from conftest import differences, quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparring import actor
 from sparring.bandit import SELECTORS, Choice, Coordinate, Selector, Space, make
 from sparring.bandit.pool import Pool
 from sparring.bandit.regions import Regions
@@ -491,3 +492,33 @@ def test_options_at_the_ends_of_their_ranges_work():
         chance = np.asarray(selector.probability(state))
         assert (chance >= 0).all()
         assert chance.sum(axis=1) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "reckless"),
+    [
+        ("thompson", {"spread": 0.05}),
+        ("sw_ucb", {"beta": 0.0, "arms": 2, "epsilon": 0.02}),
+        ("gdi_tiles", {"bonus": 0.0, "candidates": 1, "members": 1, "widths": (1,), "rates": (0.01,)}),
+        ("lbc_regions", {"bonuses": (0.0,), "temperature": 0.001}),
+    ],
+)
+def test_a_selector_that_settled_on_noise_is_told_from_one_that_did_not(name, reckless):
+    """Whatever it spreads in any case: returns that no choice has a part in."""
+
+    def played(seed: int, **options: Any) -> dict[str, float]:
+        axes = [Coordinate.interval(axis, 0.0, 1.0, 10) for axis in ("a", "b")]
+        selector = make(name, Space(tuple(axes)), **options)
+        state, random = selector.init(jax.random.key(seed)), np.random.default_rng(seed)
+        select, update = jax.jit(selector.select, static_argnums=2), jax.jit(selector.update)
+        for t in range(60):
+            choice = select(state, jax.random.key(t), ROWS)
+            returns = jnp.asarray(random.normal(size=ROWS), jnp.float32)
+            state = update(state, choice, returns, jnp.ones(ROWS, bool))
+        told = {key: value for key, value in selector.report(state, ROWS).items() if value.ndim == 0}
+        return jax.tree.map(float, actor._narrowest(told))
+
+    settled = [played(seed, **reckless)["bandit/undecided"] for seed in range(5)]
+    free = [played(seed)["bandit/undecided"] for seed in range(5)]
+    assert np.median(settled) < 0.1
+    assert np.median(free) > 0.3

@@ -125,3 +125,18 @@ def test_settings_of_no_controller_are_warned_about(name: str) -> None:
         (warning,) = algo.unread()
         assert f"Nothing reads {field}={value!r} with controller='none'" in warning
         assert algo.controller is None
+
+
+def test_selectors_in_training_rank_against_the_latest_of_the_rows_they_serve() -> None:
+    def pool(controller: str, rows: int = 64, **settings: Any) -> int:
+        algo = agent("gdi", CartPole(), rows, controller=controller, **settings)
+        return algo.controller.selector.pool
+
+    tasks = tuple(row % 4 // 3 for row in range(64))  # 48 rows of one task, 16 of the other
+    for name in ("thompson", "gdi_tiles", "lbc_regions"):
+        assert pool(name) == 128
+        assert pool(name, 4) == 32
+        assert pool(name, controller_scope="row") == 32
+        assert pool(name, controller_scope="task", controller_tasks=tasks) == 96
+        assert pool(name, controller_options=("pool=2000",)) == 2000
+    assert pool("gdi_tiles_faithful") == 2000  # learns from raw returns

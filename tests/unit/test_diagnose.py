@@ -267,7 +267,7 @@ def test_actors_that_lag_and_bandits_that_settle_get_advice_of_their_own() -> No
     lag = {"async/staleness": lambda i: 1.1**i}
     assert first_try("R28.policy_lag", lag, actors=4, actor_pull=8) == "actors=2"
     assert first_try("R28.policy_lag", lag, actors=1, actor_pull=8) == "actor_pull=4"
-    settled = {"bandit/entropy": 0.01, "bandit/snr": 0.5}
+    settled = {"bandit/undecided": 0.01, "bandit/snr": 0.5}
     for controller, option in (
         ("thompson", "floor=0.3"),
         ("sw_ucb", "epsilon=0.3"),

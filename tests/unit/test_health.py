@@ -64,7 +64,7 @@ def healthy(i: int) -> dict[str, float]:
         "stats/replay_reward_max": 1.0,
         "stats/replay_reward_nonzero": 0.2,
         "stats/replay_terminated": 0.01,
-        "bandit/entropy": 0.05,
+        "bandit/undecided": 0.05,
         "bandit/snr": 9.0,
         "stats/q_disagreement": 0.1,
         "stats/priority_ess": 0.6,
