@@ -51,6 +51,13 @@ def act(
     return algo.act(weights, state.carry, view(state), behaviour, key)
 
 
+def settled(weights: Any) -> Any:
+    """The weights for acting outside training, where nothing warms up."""
+    if getattr(weights, "random", None) is None:
+        return weights
+    return weights._replace(random=jnp.zeros((), bool))
+
+
 def control_metrics(algo: Algorithm, control: Any) -> Metrics:
     """What the controller says of itself, one number per name; nothing without one.
 

@@ -271,7 +271,7 @@ def _assemble(plan: Plan, device: str, say: Callable[[str], None]) -> Assembly:
     for warning in [*parts.warnings, *too_short(plan.config, plan.settings.total_timesteps)]:
         say(f"Warning: {warning}")
     if hasattr(plan.config, "buffer_size") and not plan.settings.replay_shards:  # those lie elsewhere
-        say(told(parts.driver.replay_bytes, plan.config, len(plan.seeds)))
+        say(told(parts.driver, plan.config))
     return parts
 
 

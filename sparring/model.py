@@ -181,9 +181,13 @@ def _unread(settings: Settings) -> list[str]:
     """A warning about settings of actors that nothing reads."""
     names = ["actors", "actor_kind", "actor_pull", "learner_push", "slot", "slot_folder"]
     if settings.driver != "auto":
-        names = ["slot_folder"] if settings.driver == "async" and settings.slot != "file" else []
+        names = ["slot_folder"] if settings.driver == "cluster" or settings.slot != "file" else []
     given = [name for name in names if getattr(settings, name) != getattr(Settings, name)]
-    needed = "driver=async or driver=cluster" if settings.driver == "auto" else "slot=file"
+    needed = {
+        "auto": "driver=async or driver=cluster",
+        "async": "slot=file",
+        "cluster": "driver=async and slot=file",
+    }[settings.driver]
     return [f"Nothing reads {', '.join(given)} without {needed}."] if given else []
 
 
@@ -326,7 +330,7 @@ def _act(
 ) -> tuple[Any, Any, Any]:
     """One decision per row; `place` is the seed and the number of the call."""
     key = keys.derive(jax.random.key(place[0]), place[1])
-    return actor.act(algo, weights, state, behaviour, key)
+    return actor.act(algo, actor.settled(weights), state, behaviour, key)
 
 
 def rebuild(saved: artefact.Artefact, trusted: bool = False) -> Any:
@@ -849,8 +853,15 @@ class Model:
             raise ConfigError("An unfinished episode cannot be gone on with: leave truncate_last_traj=True.")
         if not Path(path).is_file():
             raise CheckpointError(f"There is no file {str(path)!r}; save_replay_buffer writes one.")
+        self.forget_driver()
         driver: Any = self.driver(host=self._hosted, fresh=False)
-        driver.take_over(tree.unflatten(driver.replayed(), tensors.read(Path(path))))
+        if not driver.take_over(tree.unflatten(driver.replayed(), tensors.read(Path(path)))):
+            raise ConfigError(
+                f"The replay in {str(path)!r} cannot be gone on with in {self._spec.id}: either its rows "
+                "hold different numbers of steps, as where workers died, and a compiled environment writes "
+                "all rows at once; or its references stand for other observations than when it was saved. "
+                "Use an environment stepped in Python (gym:…), or the data of then."
+            )
 
     def get_parameters(self) -> dict[str, Any]:
         """A copy of every array that training changed, by name."""

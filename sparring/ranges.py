@@ -17,22 +17,27 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`; with `above` without `low` itself."""
+    """Numbers from `low` to `high`; with `above` without `low` itself, with `below` without `high`."""
 
     low: float = -LARGEST
     high: float = LARGEST
     above: bool = False
     whole: bool = False
+    below: bool = False
 
     def holds(self, number: float) -> bool:
         """Whether a number lies in it; NaN lies in none."""
         if self.whole and not (isinstance(number, Integral) or float(number).is_integer()):
             return False
-        return self.low <= number <= self.high and not (self.above and number == self.low)
+        if (self.above and number == self.low) or (self.below and number == self.high):
+            return False
+        return self.low <= number <= self.high
 
     def __str__(self) -> str:
         kind = "whole and " if self.whole else ""
         if self.high < LARGEST:
+            if self.below:
+                return f"{kind}{'above' if self.above else 'at least'} {self.low:g} and below {self.high:g}"
             if self.above:
                 return f"{kind}above {self.low:g} and at most {self.high:g}"
             return f"{kind}between {self.low:g} and {self.high:g}"
@@ -42,6 +47,7 @@ class Range:
 
 
 PROBABILITY = Range(0.0, 1.0)
+DECAY = Range(0.0, 1.0, below=True)
 COUNT = Range(1, whole=True)
 NOT_NEGATIVE = Range(0.0)
 POSITIVE = Range(0.0, above=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.background import BackgroundEvaluator, Request, RequestPlayer, Stage
-from sparring.drivers.ray_library import end, library
+from sparring.drivers.ray_library import end, library, losses
 from sparring.envs.workers import THREAD_VARIABLES
 
 Files = dict[str, bytes]
@@ -47,7 +47,7 @@ class Remote:
     def recv(self) -> Any:
         try:
             return self._ray.get(self._call)
-        except self._ray.exceptions.RayActorError as error:
+        except losses() as error:
             raise EOFError from error
 
     def join(self, seconds: float | None = None) -> None:

@@ -8,6 +8,7 @@ from sequences with burn-in and stored state (R2D2, Kapturowski et al. 2019).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -160,7 +161,10 @@ class DQN(Controlled):
 
     def policy(self, state: TrainState) -> QWeights:
         clip = sight.clip(self._now(state), state.moments)
-        return QWeights(state.nets, state.moments, clip, self._epsilon(state.iteration))
+        random = None
+        if self.config.controller != "none":
+            random = offpolicy.warming_up(self.config, state.iteration, self.spec.rows)
+        return QWeights(state.nets, state.moments, clip, self._epsilon(state.iteration), random)
 
     def carry(self, rows: int) -> Carry:
         return values.start_carry(self.spec, self.config, rows)
@@ -168,10 +172,16 @@ class DQN(Controlled):
     def act(
         self, weights: QWeights, carry: Carry, view: View, behaviour: Behaviour, key: Key
     ) -> tuple[Action, Stored, Carry]:
-        if self.config.exploration == "noisy" and behaviour.greedy is None:
-            noise_key, key = several(key, 2)
-            weights = weights._replace(nets=draw_noise(weights.nets, noise_key))
-        return values.act(weights, carry, view, behaviour, key, keep_core=self.config.core != "none")
+        act = partial(values.act, keep_core=self.config.core != "none")
+        if self.config.exploration != "noisy":
+            return act(weights, carry, view, behaviour, key)
+        noise_key, key = several(key, 2)
+        drawn = weights._replace(nets=draw_noise(weights.nets, noise_key))
+        noisy = act(drawn, carry, view, behaviour._replace(greedy=None), key)
+        if behaviour.greedy is None:
+            return noisy
+        mean = act(weights, carry, view, behaviour, key)
+        return jax.tree.map(partial(values.where_row, behaviour.greedy), mean, noisy)
 
     def value(self, state: TrainState, obs: Any) -> Float[Array, "*N"]:
         """max Q of raw observations (stacked ones where there is a stack), the mean over branches."""

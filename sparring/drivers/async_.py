@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -27,7 +28,7 @@ from sparring import actor
 from sparring.drivers import loop
 from sparring.drivers.acting import Job, Snapshot, blank, encode, snapshot_template
 from sparring.drivers.collector import Chunk, credits
-from sparring.drivers.host import REPLAY, Host, Situation, Trees, _learn_from
+from sparring.drivers.host import REPLAY, Host, Situation, Trace, Trees, _learn_from
 from sparring.drivers.seats import DEPTH, SEATS, Seat, Trouble
 from sparring.drivers.slot import FileSlot, MemorySlot, SharedSlot, Slot
 from sparring.envs.api import HostEnv
@@ -72,13 +73,13 @@ class Crew:
         if not hasattr(algo.config, "buffer_size"):
             raise ConfigError(
                 f"{name} learns from what its newest weights have just done, and the actors of driver=async "
-                "act with older ones. Use gdi, dqn, sac, td3 or crossq, which learn from a replay, or "
-                "driver=auto."
+                "and driver=cluster act with older ones. Use gdi, dqn, sac, td3 or crossq, which learn from "
+                "a replay, or driver=auto."
             )
         if not isinstance(env, str):
             raise ConfigError(
-                "driver=async builds environments inside its actors and needs an id or file.py:name, not an "
-                f"object ({type(env).__name__})."
+                "driver=async and driver=cluster build environments inside their actors and need an id or "
+                f"file.py:name, not an object ({type(env).__name__})."
             )
         if self.deadline <= 0.0:
             raise ConfigError(
@@ -96,6 +97,11 @@ class Crew:
             raise ConfigError(
                 "replay_shards divides sequences, priorities, or steps in the host's memory, and these steps "
                 "are the device's. Set buffer=host, or leave replay_shards out."
+            )
+        if self.shards and getattr(algo.config, "buffer_folder", None):
+            raise ConfigError(
+                f"replay_shards={self.shards} lie in the memory of the cluster's nodes, and none of them "
+                f"reads buffer_folder={algo.config.buffer_folder!r}. Leave one of them out."
             )
         if self.pull < 0 or self.push < 1:
             raise ConfigError(
@@ -147,9 +153,7 @@ class Async(Host):
         self._told: dict[str, float] = {}
 
     def _devices(self) -> Mesh | None:
-        """All that this process has, where the replay is on them too."""
-        if self.crew.shards or offpolicy.on_host(self.algo.config, self.algo.spec):
-            return None
+        """All that this process has."""
         return loop.mesh_for(self.algo.replay.batch_size)
 
     @property
@@ -159,13 +163,16 @@ class Async(Host):
 
     # -- one iteration -----------------------------------------------------------------------------------
 
-    def _iterate(self) -> Metrics:
+    def _iterate(self) -> Trace:
         began = time.perf_counter()
         self._start()
-        metrics = super()._iterate()
+        with loop.on_devices(self._mesh):  # for `_learn_from`, traced anew for the learner of another mesh
+            trace = super()._iterate()
         if self.iteration % self.crew.push == 0:
             self._publish()
-        return {**metrics, **self._tell(metrics, time.perf_counter() - began)}
+        seconds = time.perf_counter() - began
+        metrics = self._unpacked(trace.packed) | trace.told
+        return trace._replace(told=trace.told | self._tell(metrics, seconds))
 
     def _collect(self) -> None:
         """Fills the buffers with an iteration's chunks; what does not fit in beside them is added first."""
@@ -224,6 +231,7 @@ class Async(Host):
         self._buffers.mask[:] = False
         self._buffers.truncated[:] = False
         self._buffers.terminated[:] = False
+        self._buffers.first[:] = False
         for number, chunk in layer:
             span = self._span(number)
             for place, leaf in zip(self._bins, jax.tree.leaves(chunk.rollout), strict=True):
@@ -349,7 +357,7 @@ class Async(Host):
             try:
                 base.mkdir(parents=True, exist_ok=True)
                 _sweep(base)
-                self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=base))
+                self._folder = Path(tempfile.mkdtemp(prefix=f"{_ours()}{os.getpid()}-", dir=base))
             except OSError as error:
                 raise ConfigError(
                     f"slot_folder={str(base)!r} cannot be used: {error.strerror or error}. Name a folder "
@@ -446,10 +454,15 @@ def _beginning(trees: Trees) -> Any:
     return jax.jit(begin, donate_argnums=0)
 
 
+def _ours() -> str:
+    """How the folders of this machine's learners begin: others may share the place, with numbers alike."""
+    return f"{_FOLDER}{socket.gethostname()}-"
+
+
 def _sweep(base: Path) -> None:
-    """Removes the weights of learners that were killed."""
-    for folder in base.glob(f"{_FOLDER}*-*"):
-        found = re.fullmatch(rf"{_FOLDER}(\d+)-\w+", folder.name)
+    """Removes the weights of this machine's learners that were killed."""
+    for folder in base.iterdir():
+        found = re.fullmatch(rf"{re.escape(_ours())}(\d+)-\w+", folder.name)
         if found is None:
             continue
         try:

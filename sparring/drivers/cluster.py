@@ -20,7 +20,7 @@ from sparring.drivers import loop
 from sparring.drivers.acting import Acting, Job, decode, encode
 from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.collector import Chunk
-from sparring.drivers.ray_library import end, library
+from sparring.drivers.ray_library import end, library, losses
 from sparring.drivers.seats import DEPTH, Seat, Trouble
 from sparring.drivers.shards import ShardedRing, ShardLost
 from sparring.drivers.slot import Slot, Weights
@@ -187,7 +187,7 @@ def _trouble(error: Exception, ray: Any) -> Trouble:
         cause = getattr(error, "cause", error)
         refusal = cause if isinstance(cause, ConfigError) else None
         return Trouble(f"raised {type(cause).__name__}: {cause}", str(error), refusal)
-    if isinstance(error, ray.exceptions.RayActorError):
+    if isinstance(error, losses()):
         return Trouble("died, or its node left the cluster,", str(error))
     return Trouble(f"could not be reached ({type(error).__name__})", str(error))
 

@@ -19,8 +19,10 @@ from sparring.drivers.platform import compile_seconds
 from sparring.envs import batched
 from sparring.envs.api import JaxEnv
 from sparring.envs.batched import BatchedState
+from sparring.errors import CheckpointError
 from sparring.ops import keys
 from sparring.ops.seam import block
+from sparring.replay import ring
 from sparring.replay.size import bytes_of, same_layout
 from sparring.types import ActorState, Algorithm, Key, Metrics, Transition
 
@@ -204,6 +206,12 @@ class Fused:
 
     def restore(self, world: World, iteration: int, index: int = 0) -> None:
         """Continues from a saved state."""
+        if not ring.even(world.learner.replay, self.algo.plan.rollout):
+            raise CheckpointError(
+                f"The rows of this state's replay have not written the same whole number of rollouts of "
+                f"{self.algo.plan.rollout} steps, and a compiled environment adds to all of them at once. "
+                f"Step it in Python, for example as gym:{self.env.spec.id}."
+            )
         self.worlds[index] = jax.tree.map(jnp.asarray, world)
         self.iteration = iteration
 
@@ -215,9 +223,12 @@ class Fused:
         return self.worlds[0].learner.replay
 
     def take_over(self, replayed: Any) -> bool:
-        """Goes on with what another driver's replay held; False and no change if its layout differs."""
+        """Goes on with what another driver's replay held; False and no change if its layout differs, or rows
+        that must be written one by one."""
         world = self.worlds[0]
         if not same_layout(replayed, world.learner.replay):
+            return False
+        if not ring.even(replayed, self.algo.plan.rollout):
             return False
         self.worlds[0] = world._replace(learner=world.learner._replace(replay=replayed))
         return True

@@ -26,7 +26,7 @@ from sparring.envs.infos import InfoTally
 from sparring.errors import ConfigError
 from sparring.ops import keys
 from sparring.ops.pack import Unpack, pack
-from sparring.replay import offpolicy
+from sparring.replay import offpolicy, ring
 from sparring.replay.host_ring import HostRing
 from sparring.replay.size import bytes_of, check_fits, free_bytes, same_layout
 from sparring.spaces import shows_images
@@ -71,6 +71,17 @@ class References(NamedTuple):
         """With the step's own and next observations."""
         self.rollout[0, t], self.rollout[1, t] = self.now, timestep.next_reference
         return self._replace(now=timestep.reference)
+
+
+class Trace(NamedTuple):
+    """The metrics of an iteration: those of learning as `pack` made them, and by name those told here.
+
+    Taking a hundred numbers apart takes as long as a step of an environment, so many iterations are taken
+    apart at once.
+    """
+
+    packed: list[np.ndarray]
+    told: Metrics
 
 
 @partial(jax.jit, static_argnums=(2, 3))
@@ -230,9 +241,7 @@ class Host:
         kept = self._ring is None
         self.learner = loop.start(self.algo, self._key, example, window, kept, copies)
         self._keeps = bool(self._data)
-        shapes = self._metric_shapes()
-        self._names, self._numbers = tuple(shapes), Unpack(tuple(shapes.values()))
-        self._trees = self._trees._replace(names=self._names)
+        self._name_metrics()
         self._waits = self._ring is None and self.algo.replay.ready(self.learner.replay) is not True
         self._store = _storing(self._trees)
 
@@ -258,6 +267,12 @@ class Host:
         self._ahead = None
         self._ready = False
         self._programs = {}
+
+    def _name_metrics(self) -> None:
+        """Finds out which numbers an iteration hands back."""
+        shapes = self._metric_shapes()
+        self._names, self._numbers = tuple(shapes), Unpack(tuple(shapes.values()))
+        self._trees = self._trees._replace(names=self._names)
 
     def _metric_shapes(self) -> Metrics:
         """The metrics of an iteration, by name."""
@@ -295,21 +310,30 @@ class Host:
         """Runs iterations and returns, for the one seed, each metric as an array over them."""
         traces = [self._iterate() for _ in range(iterations)]
         done = time.perf_counter()
-        names = dict.fromkeys(name for trace in traces for name in trace)  # the environment's may come later
-        fetched = {name: np.array([t.get(name, np.nan) for t in traces]) for name in names}
+        packed = [np.stack(kind) for kind in zip(*(trace.packed for trace in traces), strict=True)]
+        fetched = self._unpacked(packed)
+        told = [trace.told for trace in traces]
+        for name in dict.fromkeys(name for each in told for name in each):  # the environment's may come later
+            fetched[name] = np.array([each.get(name, np.nan) for each in told])
         self.seconds["transfer"] += time.perf_counter() - done
         return [fetched]
 
-    def _iterate(self) -> Metrics:
+    def _unpacked(self, packed: list[np.ndarray]) -> Metrics:
+        """Metrics by name, of one iteration or, stacked, of several."""
+        return dict(zip(self._names, self._numbers(packed), strict=True)) if packed else {}
+
+    def _iterate(self) -> Trace:
         before, compiled = self.seconds.copy(), compile_seconds()
         self._collect()
         self._leave_out(compile_seconds() - compiled, before, "act", "env")
         began, compiled = time.perf_counter(), compile_seconds()
         here = (self._key, np.int32(self.iteration))
         rollout = self._rollout()
+        packed: list[np.ndarray] = []
+        metrics: Metrics = {}
         if self._ring is None:
             rollout, copying = self._handed_over(rollout)
-            metrics = self._learn(rollout, *here)
+            packed = self._learn(rollout, *here)
         else:
             self._ring.add(self._referred(loop.learned(rollout)))
             batches = self._drawn()
@@ -325,7 +349,7 @@ class Host:
         self.seconds["update"] += max(time.perf_counter() - began - copying, 0.0)
         self._leave_out(compile_seconds() - compiled, before, "update", "transfer")
         self.iteration += 1
-        return {**metrics, **self._tally.metrics()}
+        return Trace(packed, {**metrics, **self._tally.metrics()})
 
     def _handed_over(self, rollout: Transition) -> tuple[Transition, float]:
         """The rollout where the networks are, and about how long its copy took.
@@ -349,10 +373,10 @@ class Host:
             self.seconds[kind] -= taken
             compiling -= taken
 
-    def _learn(self, rollout: Transition, key: Key, iteration: Any) -> Metrics:
+    def _learn(self, rollout: Transition, key: Key, iteration: Any) -> list[np.ndarray]:
         """Adds the rollout to the replay and learns, in one program or, where there is a wait, in two.
 
-        The metrics are numbers on the host: whoever has them has waited.
+        The packed metrics are numbers on the host: whoever has them has waited.
         """
         added: bool | None = None
         if self._waits:
@@ -360,7 +384,7 @@ class Host:
             added = self._ready = self._ready or bool(ready)  # once it is, it stays so
         return self._learned(added, rollout, key, iteration)
 
-    def _learned(self, added: bool | None, rollout: Transition, key: Key, iteration: Any) -> Metrics:
+    def _learned(self, added: bool | None, rollout: Transition, key: Key, iteration: Any) -> list[np.ndarray]:
         """One call of `_learning`'s program."""
         if added not in self._programs:
             self._programs[added] = _learning(self._trees, added)
@@ -369,7 +393,7 @@ class Host:
         )
         self._data = data if added is None else self._data
         self._ahead = (ahead[0], ahead[1])
-        return dict(zip(self._names, self._numbers(values), strict=True))
+        return [np.asarray(kind) for kind in values]
 
     def _open_ring(self, example: Transition, copies: int) -> HostRing | None:
         """The replay in the host's memory, where the settings put it there; each has files of its own."""
@@ -602,6 +626,7 @@ class Host:
 
     def restore(self, situation: Situation, iteration: int, index: int = 0) -> None:
         """Continues from a saved state; the caller restores the world outside."""
+        self._mask_for(situation.learner.replay)
         self.learner = jax.tree.map(jnp.asarray, situation.learner)
         self.actor = jax.tree.map(np.asarray, situation.actor)
         if isinstance(self.env, JaxHost):
@@ -655,14 +680,26 @@ class Host:
         return self.learner.replay if self._ring is None else self._ring.state()
 
     def take_over(self, replayed: Any) -> bool:
-        """Goes on with what another driver's replay held; False and no change if its layout differs."""
+        """Goes on with what another driver's replay held; False and no change if its layout differs, or what
+        its references stand for."""
         if not same_layout(replayed, self.replayed()):
             return False
         if self._ring is None:
+            self._mask_for(replayed)
             self.learner = self.learner._replace(replay=replayed)
-        else:
-            self._ring.restore(replayed)
+            return True
+        if isinstance(self._ring, HostRing) and not self._ring.resolves(replayed):
+            return False
+        self._ring.restore(replayed)
         return True
+
+    def _mask_for(self, replay: Memory) -> None:
+        """Gives rollouts a mask from now on where the rows of such a replay must be written one by one."""
+        if self._buffers.mask is not None or ring.even(replay, int(self.algo.plan.rollout)):
+            return
+        self._buffers = self._buffers._replace(mask=np.ones(self._buffers.reward.shape, bool))
+        self._bins = jax.tree.leaves(self._buffers)
+        self._name_metrics()
 
     def events(self) -> list[str]:
         """What happened in the world outside that a user should know."""

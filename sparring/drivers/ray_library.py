@@ -19,6 +19,15 @@ def library() -> Any:
     return ray
 
 
+def losses() -> tuple[type[Exception], ...]:
+    """What Ray raises where an actor is gone, or what it answered went with its node before it was fetched.
+
+    What an actor itself raised is none of these.
+    """
+    found = library().exceptions
+    return (found.RayActorError, found.ObjectLostError, found.NodeDiedError)
+
+
 def end(actor: Any) -> None:
     """Ends an actor; one that has gone with its node, or whose cluster has, is at its end already."""
     ray = library()

@@ -14,7 +14,7 @@ import numpy as np
 from sparring.drivers.acting import Job
 from sparring.drivers.async_ import Crew
 from sparring.drivers.cluster import ClusterRun, connect
-from sparring.drivers.ray_library import end, library
+from sparring.drivers.ray_library import end, library, losses
 from sparring.errors import EnvironmentFailure, LearnerLost, NoPlace, SparringError
 from sparring.types import ActorState, Algorithm
 
@@ -191,7 +191,7 @@ class RemoteRun:
             if isinstance(cause, SparringError):
                 raise cause from error
             raise EnvironmentFailure(f"The learner failed with {type(cause).__name__}: {cause}") from error
-        except ray.exceptions.RayActorError as error:
+        except losses() as error:
             raise LearnerLost(
                 f"The learner died, or its node left the cluster ({str(error).splitlines()[0].rstrip('.')}); "
                 "`sparring resume` goes on from the newest checkpoint."

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparring.drivers.ray_library import end, library
+from sparring.drivers.ray_library import end, library, losses
 from sparring.errors import ConfigError
 from sparring.replay.host_ring import HostRing
 from sparring.types import Batch, Transition
@@ -107,10 +107,9 @@ class Shards:
 
     def _waited(self, i: int, call: Any) -> Any:
         """What a call returned; None when the shard is gone, which is replaced."""
-        ray = library()
         try:
-            return ray.get(call)
-        except ray.exceptions.RayActorError:
+            return library().get(call)
+        except losses():
             self._shards[i], self._adding[i] = self._made(), None
             self.news.append(
                 f"Replay shard {i} died, or its node left the cluster: what it held is gone, it fills anew."

@@ -42,7 +42,10 @@ class TreeShard:
         def take(memory: Memory, point: jax.Array, rest: jax.Array, there: jax.Array) -> Batch:
             leaf = sum_tree.find(memory.live.tree, point, rest)
             mass = jnp.where(there, sum_tree.at(memory.live.tree, leaf), 0.0)
-            return Batch(kept.take(memory.data, leaf), leaf, mass)
+            data = kept.take(memory.data, leaf)
+            if data.mask is not None:  # what fills up is no step, and its errors say nothing of a head's
+                data = data._replace(mask=data.mask & there[:, None])
+            return Batch(data, leaf, mass)
 
         def renew(memory: Memory, batch: Batch, error: jax.Array, numbers: Mapping[str, jax.Array]) -> Any:
             return replace(kept, **numbers).feedback(memory, batch, Report({}, error))

@@ -89,6 +89,7 @@ def _play(
     env: JaxEnv, algo: Algorithm, weights: Any, behaviour: Behaviour, key: Key
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Every row's first episode, all rows together."""
+    weights = actor.settled(weights)
     rows = jax.tree.leaves(behaviour)[0].shape[0]
     reset_key, act_key, env_key = (keys.derive(key, tag) for tag in (keys.RESET, keys.ACT, keys.ENV))
     env_state, timestep = batched.reset(env, reset_key, rows)
@@ -164,7 +165,7 @@ def alone(deterministic: bool) -> Behaviour:
 def _act(
     algo: Algorithm, weights: Any, state: ActorState, behaviour: Behaviour, key: Key
 ) -> tuple[Any, Any, Any]:
-    return actor.act(algo, weights, state, behaviour, key)
+    return actor.act(algo, actor.settled(weights), state, behaviour, key)
 
 
 def _hosted(

@@ -60,6 +60,8 @@ class QWeights(NamedTuple):
     """bound of normalised observations now"""
     epsilon: Float[Array, ""]
     """share of random choices now"""
+    random: Bool[Array, ""] | None = None
+    """whether choices are still random, whatever ε a controller chooses; None without one"""
 
 
 def branch_sizes(codec: Codec) -> tuple[int, ...]:
@@ -146,6 +148,8 @@ def act(
     best = jnp.argmax(table, axis=-1).astype(jnp.int32)
     coin_key, option_key = several(key, 2)
     epsilon = weights.epsilon if behaviour.epsilon is None else behaviour.epsilon
+    if behaviour.epsilon is not None and weights.random is not None:
+        epsilon = jnp.where(weights.random, 1.0, epsilon)
     if behaviour.temperature is not None:
         chosen = drawn(option_key, table / behaviour.temperature[:, None, None])
     else:
@@ -158,6 +162,11 @@ def act(
     sample = chosen[:, 0] if isinstance(nets.codec.inner, Discrete) else chosen
     extras = Stored(None if nets.codec.identity else sample, frames, carry.core if keep_core else None)
     return nets.codec.decode(sample), extras, Carry(frames, None, None, core)
+
+
+def where_row(rows: Bool[Array, " B"], yes: Array, no: Array) -> Array:
+    """What is [B, …], by rows one or the other."""
+    return jnp.where(rows.reshape(rows.shape + (1,) * (yes.ndim - 1)), yes, no)
 
 
 def masked(nets: QNet, table: Float[Array, "*N D W"], legal: Array | None) -> Float[Array, "*N D W"]:

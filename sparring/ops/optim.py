@@ -57,9 +57,14 @@ class Adam:
     def direction(self, state: optax.ScaleByAdamState) -> Any:
         """The direction that led to this state."""
         count = state.count.astype(jnp.float32)
-        root = jnp.sqrt(-jnp.expm1(count * math.log(self.b2)))
-        scale, eps = root / -jnp.expm1(count * math.log(self.b1)), self.eps * root
+        root = jnp.sqrt(_seen(self.b2, count))
+        scale, eps = root / _seen(self.b1, count), self.eps * root
         return jax.tree.map(lambda m, v: scale * (m / (jnp.sqrt(v) + eps)), state.mu, state.nu)
+
+
+def _seen(decay: float, count: Array) -> Array | float:
+    """1 - β^t: how much of a mean with that decay is data and not the zero it began with."""
+    return -jnp.expm1(count * math.log(decay)) if decay else 1.0
 
 
 def transform(name: Name, eps: float, decay: float = 0.99) -> Rule:

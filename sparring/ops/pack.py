@@ -34,9 +34,11 @@ class Unpack:
         self.size = sum(ends.values())
 
     def __call__(self, packed: Sequence[Any]) -> list[Any]:
-        """The leaves, as views and numpy's scalars."""
+        """The leaves, as views and numpy's scalars; of stacked arrays [K, …], stacked leaves."""
         flat = [np.asarray(array) for array in packed]
-        return [
-            flat[kind][where].reshape(shape) if shape else flat[kind][where]
-            for kind, where, shape in self._places
-        ]
+
+        def leaf(kind: int, where: Any, shape: tuple[int, ...]) -> Any:
+            part = flat[kind].T[where].T
+            return part.reshape((*flat[kind].shape[:-1], *shape)) if shape else part
+
+        return [leaf(*place) for place in self._places]

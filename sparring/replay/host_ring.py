@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tempfile
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from sparring.replay.ring import Ring
 from sparring.types import Batch, Obs, Transition
 
 TERMINATED, TRUNCATED, FIRST = 1, 2, 4
+PROBES = 32
+"""References whose observations are compared before a replay of them is gone on with."""
 
 
 class Layout(NamedTuple):
@@ -236,11 +239,35 @@ class HostRing:
         return obs if self.resolve is None else self.resolve(obs)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that the ring holds, for a checkpoint: its own arrays, not copies."""
-        return dict(self._arrays)
+        """Everything that the ring holds, for a checkpoint: its own arrays, not copies; of references also
+        what some of them stand for."""
+        return self._arrays | self._probes()
+
+    def _probes(self) -> dict[str, np.ndarray]:
+        """Some of the references held, evenly over rows and places, and digests of their observations."""
+        if self.resolve is None:
+            return {}
+        held = np.minimum(self._pushed, len(self._frames[0]))
+        ends = np.cumsum(held)
+        if not ends[-1]:
+            return {"probe": np.zeros(PROBES, np.int64), "digest": np.zeros((PROBES, 16), np.uint8)}
+        number = np.linspace(0, ends[-1] - 1, PROBES).astype(np.int64)
+        row = np.searchsorted(ends, number, side="right")
+        probe = self._frames[0][number - (ends - held)[row], row]
+        return {"probe": probe, "digest": _digests(self.resolve(probe))}
+
+    def resolves(self, state: dict[str, np.ndarray]) -> bool:
+        """Whether the references of a state stand for the observations that they stood for in it."""
+        if self.resolve is None or "probe" not in state or not state["written"].any():
+            return True
+        try:
+            made = _digests(self.resolve(state["probe"]))
+        except LookupError:  # data that are gone
+            return False
+        return bool((made == state["digest"]).all())
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Continues from what `state` returned, in a ring of the same layout."""
+        """Continues from what `state` returned, in a ring of the same layout and for the same data."""
         for name, held in self._arrays.items():
             saved = state.get(name)
             if saved is None or saved.shape != held.shape or saved.dtype != held.dtype:
@@ -249,7 +276,27 @@ class HostRing:
                     f"The replay's {name} should be {held.dtype}{list(held.shape)}, but the checkpoint holds "
                     f"{found}. Resume with the buffer_size, n_envs and frame_stack it was saved with."
                 )
-            held[...] = saved
+        if not self.resolves(state):
+            raise CheckpointError(
+                "The replay holds references, and they stand for other observations than when it was saved: "
+                "the environment's data have changed. Resume with the data it was saved with, or start a "
+                "new run."
+            )
+        for name, held in self._arrays.items():
+            held[...] = state[name]
+
+
+def _digests(obs: Obs) -> np.ndarray:
+    """A digest of every observation [N, …], [N, 16]."""
+    leaves = [np.asarray(x) for x in jax.tree.leaves(obs)]
+
+    def digest(*parts: np.ndarray) -> bytes:
+        made = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            made.update(f"{part.dtype}{part.shape}".encode() + part.tobytes())
+        return made.digest()
+
+    return np.array([list(digest(*parts)) for parts in zip(*leaves, strict=True)], np.uint8)
 
 
 def _mapped(folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

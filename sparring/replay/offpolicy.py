@@ -19,7 +19,7 @@ from sparring.ops.optim import norm_of
 from sparring.ops.priorities import importance
 from sparring.ops.returns import masked_mean, masked_var, n_step
 from sparring.ops.statistics import Moments
-from sparring.ranges import NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
+from sparring.ranges import DECAY, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring
 from sparring.replay.sequence import Sequence
@@ -80,7 +80,8 @@ RANGES = {
     **dict.fromkeys(("exploration_fraction", "renorm_momentum"), PROBABILITY),
     **dict.fromkeys(("learning_rate", "priority_alpha", "ent_coef"), NOT_NEGATIVE),
     **dict.fromkeys(("max_grad_norm", "adam_eps", "weight_decay"), NOT_NEGATIVE),
-    **dict.fromkeys(("v_trace", "q_trace", "adam_b2"), PROBABILITY),
+    **dict.fromkeys(("v_trace", "q_trace"), PROBABILITY),
+    **dict.fromkeys(("adam_b1", "adam_b2"), DECAY),
     **dict.fromkeys(("rho_bar", "c_bar", "target_temperature"), POSITIVE),
     **dict.fromkeys(("noise_std", "noise_theta", "noise_dt"), NOT_NEGATIVE),
     **dict.fromkeys(("target_policy_noise", "target_noise_clip"), NOT_NEGATIVE),

@@ -54,6 +54,10 @@ class Prioritised:
         """Where the steps are."""
         return Ring(self.capacity, self.batch_size, self.n_step, self.minimum)
 
+    def steps(self, rollout: int, rows: int) -> int:
+        """Places per row."""
+        return self.ring.steps(rollout, rows)
+
     def init(self, example: Transition) -> Memory:
         data = self.ring.init(example).data
         return Memory(data, start(data.data.reward.size, self.heads))

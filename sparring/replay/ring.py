@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from sparring.ops.keys import below
@@ -91,6 +92,18 @@ def filled(state: Store) -> Float[Array, ""]:
     """Share of the places that hold a decision."""
     size = state.data.reward.shape[0]
     return jnp.mean(jnp.minimum(state.written, size) / size)
+
+
+def even(memory: Memory, rollout: int) -> bool:
+    """Whether rollouts without a mask can follow: all rows have written as many of that length.
+
+    They are one write at one place of all rows; what is no ring of steps takes any.
+    """
+    store = getattr(memory.data, "store", memory.data)
+    if not isinstance(store, Store):
+        return True
+    written = np.asarray(store.written)
+    return bool((written == written[0]).all() and written[0] % rollout == 0)
 
 
 def blank(example: Transition, size: int) -> Store:

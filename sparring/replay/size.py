@@ -38,12 +38,27 @@ def same_layout(one: Any, other: Any) -> bool:
     return bool(shapes(one) == shapes(other))
 
 
-def told(size: int, config: Any, copies: int) -> str:
-    """A sentence about a replay for whoever starts a run."""
+def told(driver: Any, config: Any) -> str:
+    """A sentence about the replay of a driver for whoever starts a run."""
     place = "in files" if getattr(config, "buffer_folder", "") else "taken now"
+    copies, held = len(driver.seeds), _capacity(driver, config)
     seeds, together = (f" for each of {copies} seeds", " together") if copies > 1 else ("", "")
-    taken = f"{_readable(size)}{together}, {place}; it does not grow."
-    return f"Replay: up to {config.buffer_size:,} steps{seeds}, {taken}"
+    more = ""
+    if held > config.buffer_size:
+        asked = f"buffer_size={config.buffer_size:,}"
+        more = f" (more than {asked}: every row needs room for two rollouts or more)"
+    taken = f"{_readable(driver.replay_bytes)}{together}, {place}; it does not grow."
+    return f"Replay: up to {held:,} steps{more}{seeds}, {taken}"
+
+
+def _capacity(driver: Any, config: Any) -> int:
+    """Steps that the replay of a driver has room for: whole rollouts, and a few at least."""
+    algo = driver.algo
+    if not hasattr(algo.replay, "steps"):
+        return int(config.buffer_size)
+    rollout = int(algo.plan.rollout)
+    rows = driver.steps_per_iteration // rollout
+    return int(algo.replay.steps(rollout, rows)) * rows
 
 
 def check_fits(needed: int, free: int | None, what: str, buffer_size: int, copies: int = 1) -> None:

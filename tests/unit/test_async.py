@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from sparring.drivers.slot import MemorySlot, Slot
 from sparring.envs import registry
 from sparring.errors import ConfigError, EnvironmentFailure
 from sparring.metrics import sqlite
-from sparring.model import algorithm_class, assemble
+from sparring.model import _unread, algorithm_class, assemble
 from sparring.runs import checkpoint
 from sparring.session import Settings
 
@@ -42,10 +43,11 @@ TINY: dict[str, Any] = {
 }
 
 
-def made(crew: Crew, rows: int = 4, **settings: Any) -> Async:
-    cls = algorithm_class("gdi")
+def made(crew: Crew, rows: int = 4, algorithm: str = "gdi", **settings: Any) -> Async:
+    cls = algorithm_class(algorithm)
     world = registry.make("CartPole-v1", n_envs=rows)
-    algo = cls(replace(world.spec, rows=rows), from_mapping(cls.Config, {**TINY, **settings}), 100.0)
+    tiny = {name: value for name, value in TINY.items() if hasattr(cls.Config, name)}
+    algo = cls(replace(world.spec, rows=rows), from_mapping(cls.Config, {**tiny, **settings}), 100.0)
     return Async(algo, registry.host(world, rows), "CartPole-v1", 0, crew=crew)
 
 
@@ -126,6 +128,19 @@ def test_an_iteration_takes_as_many_chunks_as_there_are_actors(by_hand: Callable
     assert trace["async/staleness"] == 0.5 * driver.algo.plan.updates
     assert written(driver) == [20, 20, 12, 12]
     assert sum(written(driver)) == 4 * driver.steps_per_iteration
+
+
+@pytest.mark.slow
+def test_a_late_actors_episode_goes_on_where_it_was(by_hand: Callable[..., ByHand]) -> None:
+    driver = by_hand(actors=2)
+    one, two = driver.seats
+    one.make()
+    two.make()
+    driver.advance(1)  # both have begun an episode in the first step
+    one.make(2)
+    driver.advance(1)
+    data = driver.learner.replay.data.store.data
+    assert not np.asarray(data.terminated | data.truncated)[:4, 2:].any()  # CartPole stands for longer
 
 
 @pytest.mark.slow
@@ -228,6 +243,43 @@ def test_threads_train_and_say_how_they_keep_up() -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, driver.state(), other.state()))
 
 
+def test_a_shared_folder_of_weights_is_swept_by_each_machine_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened() -> Path:
+        driver = object.__new__(Async)
+        driver.crew = Crew(slot="file", folder=str(tmp_path))
+        driver._open_slot()
+        assert driver._folder is not None
+        return driver._folder
+
+    def killed(pid: int, number: int) -> None:
+        raise ProcessLookupError
+
+    here = opened()
+    monkeypatch.setattr(socket, "gethostname", lambda: "else-where.9")
+    there = opened()
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "kill", killed)  # no process here has either number
+    again = opened()
+    assert set(tmp_path.iterdir()) == {there, again}
+    assert here != again
+
+
+@pytest.mark.parametrize(
+    ("driver", "needed"),
+    [
+        ("auto", "driver=async or driver=cluster"),
+        ("async", "slot=file"),
+        ("cluster", "driver=async and slot=file"),
+    ],
+)
+def test_a_folder_for_weights_that_nobody_reads_is_told(driver: Any, needed: str) -> None:
+    given = Settings(driver=driver, slot_folder="weights")
+    assert _unread(given) == [f"Nothing reads slot_folder without {needed}."]
+    assert _unread(replace(given, slot_folder="")) == []
+
+
 def test_what_cannot_be_asynchronous_is_refused() -> None:
     def attempt(
         algorithm: str, env: Any = "CartPole-v1", seeds: tuple[int, ...] = (0,), **settings: Any
@@ -235,14 +287,14 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         cls = algorithm_class(algorithm)
         assemble(cls, env, Settings(**{"driver": "async", **settings}), cls.Config(), seeds)
 
-    with pytest.raises(ConfigError, match=r"PPO learns from what its newest weights.*Use gdi, dqn"):
-        attempt("ppo", n_envs=2)
+    with pytest.raises(ConfigError, match=r"PPO learns from what.*and driver=cluster act.*Use gdi, dqn"):
+        attempt("ppo", n_envs=2, driver="cluster")
     with pytest.raises(ConfigError, match=r"n_envs=3 rows cannot be shared evenly by actors=2.*n_envs=4"):
         attempt("gdi", n_envs=3)
     with pytest.raises(ConfigError, match="one seed at a time"):
         attempt("gdi", n_envs=2, seeds=(0, 1))
-    with pytest.raises(ConfigError, match="needs an id"):
-        attempt("gdi", env=registry.make("CartPole-v1"), n_envs=2)
+    with pytest.raises(ConfigError, match=r"driver=async and driver=cluster build.*need an id"):
+        attempt("gdi", env=registry.make("CartPole-v1"), n_envs=2, driver="cluster")
     with pytest.raises(ConfigError, match="learner_push"):
         attempt("gdi", n_envs=2, learner_push=0)
     with pytest.raises(ConfigError, match="slot=file and actor_kind=process are for driver=async"):
@@ -336,9 +388,9 @@ from sparring.drivers import host, loop
 test_async.Async = ByHand
 assert len(jax.devices()) == 4
 
-def trained(mesh):
+def trained(mesh, **settings):
     loop.mesh_for, before = (loop.mesh_for if mesh else lambda size: None), loop.mesh_for
-    driver = test_async.made(Crew(kind="thread", actors=2), batch_size=8)
+    driver = test_async.made(Crew(kind="thread", actors=2), batch_size=8, **settings)
     loop.mesh_for = before
     for _ in range(5):
         for seat in driver.seats:
@@ -346,12 +398,16 @@ def trained(mesh):
         driver.advance(1)
     return driver
 
-one, four = trained(False), trained(True)
+settings = {"algorithm": "dqn", "buffer": "host"} if sys.argv[2] == "host" else {}
+one, four = trained(False, **settings), trained(True, **settings)
 assert one._mesh is None and four._mesh.size == 4
-program = four._programs[True]
-text = program.lower(four._floats, four._kept, four._live, four._data, four._rollout(), four._key,
-                     np.int32(0)).compile().as_text()
-print("all-reduce" in text)
+if four._ring is None:
+    program = four._programs[True].lower(four._floats, four._kept, four._live, four._data, four._rollout(),
+                                         four._key, np.int32(0))
+else:
+    program = host._learn_from.lower(four.algo, four.learner, four._rollout(), four._drawn(), four._key,
+                                     np.int32(0))
+print("all-reduce" in program.compile().as_text())
 pairs = zip(jax.tree.leaves(one.train_state()), jax.tree.leaves(four.train_state()), strict=True)
 print(max(float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)))) for a, b in pairs))
 print(int(one.train_state().updates))
@@ -359,9 +415,10 @@ print(int(one.train_state().updates))
 
 
 @pytest.mark.slow
-def test_four_devices_make_the_update_of_one() -> None:
+@pytest.mark.parametrize("replay", ["device", "host"])
+def test_four_devices_make_the_update_of_one(replay: str) -> None:
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", FOUR_DEVICES, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", FOUR_DEVICES, str(Path(__file__).parent), replay]
     found = subprocess.run(command, env={**os.environ, **flags}, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     divided, distance, updates = found.stdout.split()

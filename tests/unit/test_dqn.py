@@ -216,3 +216,8 @@ def test_noisy_layers_are_their_mean_when_greedy_and_one_draw_for_all_rows_other
     ]
     assert all(len(set(actions)) == 1 for actions in each)
     assert len({actions[0] for actions in each}) > 1
+    mixed = Behaviour(greedy=jnp.arange(50) % 2 == 0)
+    for i, actions in enumerate(each):
+        some = np.asarray(act(weights, algo.carry(50), view, mixed, jax.random.key(i))[0])
+        np.testing.assert_array_equal(some[::2], best)
+        np.testing.assert_array_equal(some[1::2], actions[1::2])

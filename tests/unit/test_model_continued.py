@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import jax
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from sparring import DQN, GDI, SAC
 from sparring.common.callbacks import BaseCallback
 from sparring.drivers.fused import Fused
 from sparring.drivers.host import Host
+from sparring.errors import CheckpointError, ConfigError
 
 
 class Looks(BaseCallback):
@@ -26,13 +29,42 @@ class Looks(BaseCallback):
 
 def small(**settings: Any) -> DQN:
     values = {"buffer_size": 1000, "learning_starts": 40, "train_freq": 4, "batch_size": 8, "net_arch": (8,)}
-    return DQN("MlpPolicy", "CartPole-v1", seed=0, verbose=0, run_dir=False, **{**values, **settings})
+    env = settings.pop("env", "CartPole-v1")
+    return DQN("MlpPolicy", env, seed=0, verbose=0, run_dir=False, **{**values, **settings})
+
+
+def store_of(driver: Any) -> Any:
+    data = driver.replayed().data
+    return getattr(data, "store", data)
 
 
 def written(model: Any) -> int:
-    memory = model._driver.replayed()
-    store = getattr(memory.data, "store", memory.data)
-    return int(store.written.sum())
+    return int(store_of(model._driver).written.sum())
+
+
+def check_rows(driver: Any) -> None:
+    """Every step that counts as written is, and leads to the next one of its row or ends an episode."""
+    store = store_of(driver)
+    obs, follows = (np.asarray(x) for x in (store.data.obs, store.data.next_obs))
+    over = np.asarray(store.data.terminated | store.data.truncated)
+    for row, count in enumerate(np.asarray(store.written)):
+        held = np.arange(max(count - len(obs), 0), count) % len(obs)
+        assert obs[held, row].any(axis=1).all(), "nobody wrote it"
+        assert not obs[count:, row].any()
+        leads = (follows[held[:-1], row] == obs[held[1:], row]).all(axis=1)
+        assert (leads | over[held[:-1], row]).all()
+
+
+def unequal(**settings: Any) -> DQN:
+    """A model whose two rows have written different numbers of steps."""
+    values = {"buffer_size": 2000, "learning_starts": 40, "train_freq": 4, "batch_size": 8, "net_arch": (8,)}
+    world = gym.vector.SyncVectorEnv(
+        [partial(gym.make, "CartPole-v1", max_episode_steps=limit) for limit in (500, 5)]
+    )
+    model = DQN("MlpPolicy", world, seed=0, run_dir=False, **{**values, **settings}).learn(400)
+    first, second = store_of(model._driver).written
+    assert first != second
+    return model
 
 
 @pytest.mark.slow
@@ -116,3 +148,78 @@ def test_what_a_bandit_knows_is_saved_loaded_and_kept(tmp_path):
         assert each.bandit_state().pulls.sum() > knows.pulls.sum()
     other = GDI.load(tmp_path / "agent", env="CartPole-v1", run_dir=False, controller="uniform")
     assert not jax.tree.leaves(other.bandit_state())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"prioritized": True}, {"core": "gru", "core_size": 4}], ids=str)
+def test_rows_that_wrote_unequally_go_on_one_by_one(settings):
+    model = unequal(**settings)
+    before = written(model)
+    model.set_env("gym:CartPole-v1")
+    model.learn(200, reset_num_timesteps=False)
+    assert written(model) == before + 200
+    check_rows(model._driver)
+    assert np.isfinite(model.session.last["train/loss"])
+
+
+@pytest.mark.slow
+def test_a_compiled_environment_begins_anew_after_rows_that_wrote_unequally(capsys):
+    model = unequal()
+    model.set_env("CartPole-v1")
+    model.learn(200, reset_num_timesteps=False)
+    check_rows(model._driver)
+    assert written(model) == 200
+    assert "replay begins anew" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_file_that_does_not_fit_behind_is_refused_and_changes_nothing(tmp_path):
+    unequal().save_replay_buffer(tmp_path / "replay")
+    other = small(buffer_size=2000, n_envs=2).learn(40)
+    with pytest.raises(ConfigError, match="cannot be gone on with"):
+        other.load_replay_buffer(tmp_path / "replay")
+    assert written(other) == 40
+    other.learn(40, reset_num_timesteps=False)
+    check_rows(other._driver)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("env", "kept"), [("CartPole-v1", 0), ("gym:CartPole-v1", 204)])
+def test_a_longer_rollout_after_an_odd_number_of_short_ones(env, kept):
+    model = small(env=env, train_freq=4, buffer_size=400).learn(204)
+    model.train_freq = 8
+    model.learn(240, reset_num_timesteps=False)
+    check_rows(model._driver)
+    assert written(model) == kept + 240
+
+
+def test_a_restored_state_whose_rows_wrote_unequally_is_written_by_rows_or_refused():
+    driver: Any = small(env="gym:CartPole-v1", n_envs=2).driver(host=False, fresh=True)
+    situation = driver.state()
+    replay = situation.learner.replay
+    ragged = replay._replace(data=replay.data._replace(written=np.array([5, 8], np.int32)))
+    driver.restore(situation._replace(learner=situation.learner._replace(replay=ragged)), 3)
+    driver.advance(1)
+    obs = np.asarray(store_of(driver).data.obs)
+    assert obs[5:9, 0].any(axis=1).all()
+    assert obs[8:12, 1].any(axis=1).all()
+    assert not obs[9:, 0].any()
+
+    fused: Any = small(n_envs=2).driver(host=False, fresh=True)
+    world = fused.state()
+    with pytest.raises(CheckpointError, match="rows"):
+        fused.restore(world._replace(learner=world.learner._replace(replay=ragged)), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["CartPole-v1", "gym:CartPole-v1"])
+def test_a_loaded_replay_does_not_lead_on_into_the_episode_of_now(env, tmp_path):
+    model = small(env=env, learning_starts=1000).learn(204)
+    model.save_replay_buffer(tmp_path / "replay")
+    store = store_of(model._driver)
+    assert not (store.data.terminated | store.data.truncated)[203, 0], "an episode is going on"
+    model.load_replay_buffer(tmp_path / "replay")
+    model.learn(20, reset_num_timesteps=False)
+    assert written(model) == 224
+    check_rows(model._driver)
+    assert store_of(model._driver).data.truncated[203, 0]

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparring import DQN, SAC, TD3, CrossQ
+from sparring import DQN, SAC, TD3, CrossQ, actor
 from sparring.algos.crossq import CrossQ as CrossQAlgorithm
 from sparring.algos.crossq import CrossQConfig
+from sparring.algos.dqn import DQNConfig
 from sparring.algos.gdi import GDI, GDIConfig
 from sparring.bandit.settings import coordinate
 from sparring.bandit.space import Space
@@ -20,12 +21,15 @@ from sparring.bandit.ucb import SlidingWindowUCB
 from sparring.common.callbacks import BaseCallback, CheckpointCallback
 from sparring.config import from_mapping, parse_assignment
 from sparring.drivers.async_ import Crew
+from sparring.envs import registry
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.classic.pendulum import Pendulum
 from sparring.errors import CheckpointError, ConfigError
 from sparring.evaluation.behaviours import _at
 from sparring.model import algorithm_class, assemble
+from sparring.replay.size import told
 from sparring.session import Settings
+from sparring.types import Behaviour, View
 
 SMALL: dict[str, Any] = {
     "learning_starts": 50,
@@ -138,6 +142,9 @@ def test_an_action_with_one_value_is_no_division_by_zero():
     ("sac", {"adam_eps": -1.0}, "adam_eps"),
     ("dqn", {"frame_stack": 0}, "frame_stack"),
     ("gdi", {"gamma": 1.5}, "gamma"),
+    ("gdi", {"adam_b2": 1.0}, "adam_b2 must be at least 0 and below 1"),
+    ("crossq", {"adam_b1": 1.0}, "adam_b1 must be at least 0 and below 1"),
+    ("crossq", {"adam_b1": -0.1}, "adam_b1"),
     ("gdi", {"rho_bar": -1.0}, "rho_bar"),
     ("gdi", {"target_temperature": 0.0}, "target_temperature"),
     ("gdi", {"gammas": [5.0, 0.9]}, "gammas"),
@@ -145,7 +152,7 @@ def test_an_action_with_one_value_is_no_division_by_zero():
 ])  # fmt: skip
 def test_numbers_out_of_bounds_are_refused(algorithm, values, match):
     cls = algorithm_class(algorithm)
-    env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"
+    env = "Pendulum-v1" if algorithm in ("sac", "crossq") else "CartPole-v1"
     with pytest.raises(ConfigError, match=match):
         assemble(cls, env, Settings(n_envs=2), from_mapping(cls.Config, values), (0,), eval_env=False)
 
@@ -210,3 +217,64 @@ def test_an_evaluation_of_a_bandits_choices_has_some_of_all_rows():
     points = np.linspace(0.0, 1.0, 64, dtype=np.float32)[:, None]
     for rows in (8, 64, 128):
         assert float(np.mean(_at(algo, points)(rows).mixture[:, 0])) == pytest.approx(0.5, abs=0.08)
+
+
+def test_crossqs_adam_may_forget_at_once():
+    model = CrossQ("MlpPolicy", "Pendulum-v1", pi=(8,), qf=(8,), adam_b1=0.0, **SMALL).learn(100)
+    assert np.isfinite(model.session.last["train/critic_loss"])
+
+
+@pytest.mark.parametrize(("values", "held", "more"), [
+    ({"buffer_size": 100_000}, 98_304, False),
+    ({"buffer_size": 1000}, 8192, True),
+    ({"buffer_size": 1000, "prioritized": True}, 8192, True),
+    ({"buffer_size": 1000, "core": "gru", "core_size": 4, "burn_in": 60}, 12_288, True),
+])  # fmt: skip
+def test_a_replay_is_told_with_the_steps_that_it_holds(values, held, more):
+    cls = algorithm_class("dqn")
+    config = from_mapping(cls.Config, {"train_freq": 64, "net_arch": [8], **values})
+    driver = assemble(cls, "CartPole-v1", Settings(n_envs=64), config, (0,), eval_env=False).driver
+    assert jax.tree.leaves(driver.state().learner.replay.data)[0].shape[0] * 64 == held
+    said = told(driver, config)
+    assert said.startswith(f"Replay: up to {held:,} steps")
+    assert ("more than buffer_size=1,000" in said) == more
+
+
+def test_warming_up_is_random_whatever_a_controller_chooses():
+    values = {"controller": "fixed", "controller_index": (0.0,), "controller_space": ("epsilon:0:1:2",)}
+    algo = algorithm_class("dqn")(CartPole().spec, from_mapping(DQNConfig, {"net_arch": [8], **values}))
+    view = View(jnp.zeros((512, 4)), None, None)
+    chosen = Behaviour(epsilon=jnp.zeros(512))
+    key = jax.random.key(0)
+    state = algo.init(key)
+
+    def share(weights: Any, behaviour: Behaviour) -> float:
+        best = int(jnp.argmax(state.nets(jnp.zeros((1, 4)))))
+        return float(np.mean(algo.act(weights, algo.carry(512), view, behaviour, key)[0] == best))
+
+    assert share(algo.policy(state), chosen) == pytest.approx(0.5, abs=0.1)
+    assert share(algo.policy(state), chosen._replace(greedy=jnp.ones(512, bool))) == 1.0
+    assert share(actor.settled(algo.policy(state)), chosen) == 1.0, "outside training nothing warms up"
+    late = state._replace(iteration=jnp.int32(algo.config.learning_starts))
+    assert share(algo.policy(late), chosen) == 1.0
+
+
+def test_an_agent_that_warms_up_acts_by_its_policy_outside_training():
+    model = TD3("MlpPolicy", "Pendulum-v1", pi=(8,), qf=(8,), **{**SMALL, "learning_starts": 10_000})
+    obs = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    for _ in range(2):
+        best, sampled = (model.predict(obs, deterministic=flag)[0] for flag in (True, False))
+        np.testing.assert_array_equal(best, sampled)
+        agent = model.agent()
+        for env in (Pendulum(), registry.make("gym:Pendulum-v1", n_envs=2)):
+            scores = [agent.evaluate(env, 2, deterministic=flag).returns for flag in (True, False)]
+            np.testing.assert_array_equal(*scores)
+        model.learn(50)
+
+
+@pytest.mark.parametrize("cls", [SAC, TD3, CrossQ])
+def test_samples_outside_training_know_no_warm_up(cls):
+    obs = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    settings = [{**SMALL, "learning_starts": starts} for starts in (10_000, 0)]
+    warm, ready = (cls("MlpPolicy", "Pendulum-v1", pi=(8,), qf=(8,), noise="normal", **s) for s in settings)
+    np.testing.assert_array_equal(warm.predict(obs)[0], ready.predict(obs)[0])

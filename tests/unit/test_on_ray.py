@@ -14,21 +14,21 @@ from scipy.stats import chi2
 from sparring import launch
 from sparring.background import Request, RequestPlayer, Stage
 from sparring.config import from_mapping
-from sparring.drivers import remote
-from sparring.drivers.cluster import ClusterRun, connect
+from sparring.drivers import remote, shards
+from sparring.drivers.cluster import ClusterRun, _trouble, connect
 from sparring.drivers.ray_library import library
 from sparring.drivers.remote import RemoteRun
 from sparring.drivers.shards import ShardedRing, ShardLost
-from sparring.drivers.tree_shards import ShardedTree
-from sparring.errors import CheckpointError, ConfigError, LearnerLost
+from sparring.drivers.tree_shards import ShardedTree, TreeShard
+from sparring.errors import CheckpointError, ConfigError, EnvironmentFailure, LearnerLost
 from sparring.metrics import sqlite
 from sparring.model import algorithm_class, assemble
-from sparring.remote_evaluator import ClusterEvaluator
+from sparring.remote_evaluator import ClusterEvaluator, Remote
 from sparring.replay.host_ring import HostRing
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.sequence import Sequence
 from sparring.session import Settings
-from sparring.types import Transition
+from sparring.types import Report, Transition
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # Ray starts its servers from this process
 
@@ -179,6 +179,22 @@ def test_shards_hold_the_sequences_of_one_replay(ray: Any) -> None:
         tree.close()
 
 
+def test_what_fills_up_a_call_of_a_shard_says_nothing_of_its_heads() -> None:
+    random = np.random.default_rng(2)
+    kept = Sequence(CAPACITY, 8, 3, burn_in=1, alpha=0.9, minimum=1, heads=2)
+    shard = TreeShard(kept, shapes(rollout(random)))
+    for i in range(8):
+        shard.add(numbered(random, 100 * i))
+    held = shard._memory
+    point = random.random(9) * shard.standing()[0]
+    taken = shard.take(point.astype(np.float32), np.zeros(9, np.float32))  # 16 to the program
+    errors = random.normal(size=(9, 3, 2)).astype(np.float32) * np.float32([1.0, 100.0])
+    shard.renew(errors, {"alpha": 0.9, "eta": 0.9})
+    batch, report = jax.tree.map(jax.numpy.asarray, (taken, Report({}, errors)))
+    wanted = kept.feedback(held, batch, report)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), shard._memory.live, wanted)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_gdi_learns_from_sequences_in_shards(ray: Any) -> None:
@@ -324,6 +340,59 @@ def test_a_learner_that_finds_no_place_or_cannot_work_says_so(
         learner_elsewhere(replay_shards=3)
 
 
+def gone() -> dict[str, Exception]:
+    """What Ray raises where a node went: before an answer, or with one that was not fetched yet."""
+    found = library().exceptions
+    lost = (found.ObjectLostError, found.OwnerDiedError, found.ObjectFetchTimedOutError)
+    raised = [each("00" * 28, None, "") for each in lost]
+    return {type(error).__name__: error for error in (*raised, found.NodeDiedError("gone"))}
+
+
+class Raising:
+    """Ray, whose every `get` raises this."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.exceptions = error, library().exceptions
+
+    def get(self, call: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "name", ["ObjectLostError", "OwnerDiedError", "ObjectFetchTimedOutError", "NodeDiedError"]
+)
+def test_an_answer_that_went_with_its_node_is_a_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Raising(gone()[name])
+    monkeypatch.setattr(shards, "library", lambda: ray)
+    monkeypatch.setattr(ShardedRing, "_made", lambda self: object())
+    ring = ShardedRing(shapes(rollout(np.random.default_rng(0))), CAPACITY, 1, 1, shards=2)
+    assert ring._waited(1, None) is None
+    assert "Replay shard 1 died, or its node left the cluster" in ring.news[0]
+    learner = object.__new__(RemoteRun)
+    learner._ray = ray
+    with pytest.raises(LearnerLost, match="or its node left the cluster"):
+        learner._answered(None)
+    evaluator = object.__new__(Remote)
+    evaluator._ray, evaluator._call = ray, None
+    with pytest.raises(EOFError):
+        evaluator.recv()
+    assert "its node left" in _trouble(ray.error, ray).reason
+
+
+def test_what_a_shard_or_a_learner_raises_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = library().exceptions.RayTaskError("take", "traceback", ValueError("a bug"))
+    ray = Raising(error.as_instanceof_cause())
+    monkeypatch.setattr(shards, "library", lambda: ray)
+    monkeypatch.setattr(ShardedRing, "_made", lambda self: object())
+    ring = ShardedRing(shapes(rollout(np.random.default_rng(0))), CAPACITY, 1, 1, shards=2)
+    with pytest.raises(ValueError, match="traceback"):
+        ring._waited(1, None)
+    learner = object.__new__(RemoteRun)
+    learner._ray = ray
+    with pytest.raises(EnvironmentFailure, match="ValueError: a bug"):
+        learner._answered(None)
+
+
 def test_a_learner_elsewhere_needs_a_cluster() -> None:
     for driver in ("async", "auto"):
         with pytest.raises(ConfigError, match="learner=here"):
@@ -335,6 +404,11 @@ def test_shards_need_a_cluster_and_a_replay_of_the_hosts() -> None:
     for settings, extra, words in (
         (Settings(n_envs=4, driver="async", replay_shards=2), {"buffer": "host"}, "driver=cluster"),
         (Settings(n_envs=4, driver="cluster", replay_shards=2), {}, "Set buffer=host"),
+        (
+            Settings(n_envs=4, driver="cluster", replay_shards=2),
+            {"buffer_folder": "frames"},
+            "none of them reads buffer_folder='frames'",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             assemble(cls, "gym:CartPole-v1", settings, from_mapping(cls.Config, {**TINY, **extra}), (0,))

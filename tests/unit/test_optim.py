@@ -89,3 +89,13 @@ def test_what_a_step_moved_is_found_from_what_it_left_behind(decay):
         for was, now, by in zip(*map(jax.tree.leaves, (params, new.params, moved)), strict=True):
             np.testing.assert_allclose(by, np.float64(now) - np.float64(was), rtol=1e-4, atol=1e-6)
         params, state = new.params, new.state
+
+
+@pytest.mark.parametrize(("b1", "b2"), [(0.0, 0.999), (0.9, 0.0), (0.0, 0.0)])
+def test_adam_may_forget_at_once(b1, b2):
+    mine, theirs = optim.Adam(1e-8, b1, b2), optax.scale_by_adam(b1, b2)
+    state, other = mine.init(jnp.zeros(4)), theirs.init(jnp.zeros(4))
+    for gradient in GRADIENTS.astype(np.float32):
+        direction, state = mine.update(jnp.asarray(gradient), state)
+        expected, other = theirs.update(jnp.asarray(gradient), other)
+        np.testing.assert_allclose(direction, expected, rtol=1e-5)

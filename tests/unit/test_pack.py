@@ -21,3 +21,12 @@ def test_unpack_is_the_inverse_of_pack(wanted: list[tuple[type, list[int]]]) -> 
     for before, after in zip(arrays, Unpack(arrays)(packed), strict=True):
         assert before.dtype == after.dtype
         np.testing.assert_array_equal(before, after)
+
+
+def test_many_that_were_stacked_are_taken_apart_at_once() -> None:
+    trees = [[jnp.float32(i), jnp.int32(-i), jnp.arange(6.0).reshape(2, 3) + i] for i in range(4)]
+    packed = [np.stack(kind) for kind in zip(*map(pack, trees), strict=True)]
+    for place, found in enumerate(Unpack(trees[0])(packed)):
+        np.testing.assert_array_equal(found, np.stack([tree[place] for tree in trees]))
+    one, two, _ = Unpack(trees[0])(pack(trees[2]))
+    assert (type(one), type(two)) == (np.float32, np.int32)

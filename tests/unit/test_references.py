@@ -13,7 +13,7 @@ from sparring import DQN
 from sparring.config import from_mapping
 from sparring.envs import registry
 from sparring.envs.check import check
-from sparring.errors import ConfigError
+from sparring.errors import CheckpointError, ConfigError
 from sparring.model import algorithm_class, assemble
 from sparring.session import Settings
 
@@ -143,3 +143,40 @@ def test_check_env_compares_what_numbers_stand_for():
     assert [f.level for f in good] == ["ok"]
     bad = [f for f in check(lambda: Doubled(Windows())) if "number" in f.what]
     assert [f.level for f in bad] == ["error"]
+
+
+class Wrong(Windows):
+    """The same world, but its numbers stand for other windows, or for none."""
+
+    def _window(self):
+        return self.series()[self.at - WIDTH : self.at]
+
+    def resolve_observations(self, references: np.ndarray) -> np.ndarray:
+        return self.series()[references[..., None] - WIDTH + np.arange(WIDTH)]
+
+    def series(self) -> np.ndarray:
+        return np.concatenate([SERIES[:1000], SERIES[1000:] + 1.0])
+
+
+class Short(Wrong):
+    def series(self) -> np.ndarray:
+        return SERIES[:100]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = WIDTH
+        return self._window(), {}
+
+
+@pytest.mark.parametrize("env", [Wrong, Short])
+def test_a_replay_whose_data_have_changed_is_refused(env):
+    cut = made({})
+    cut.advance(20)
+    again = made({}, env=env)
+    world = {name: np.array(x) for name, x in cut.world().items()}
+    again.restore(cut.state(), cut.iteration)
+    with pytest.raises(CheckpointError, match="data it was saved with"):
+        again.restore_world(world)
+    assert not again.take_over(cut.replayed())
+    assert made({}).take_over(cut.replayed())
+    assert made({}).take_over(made({}).replayed()), "nothing was referred to yet"
