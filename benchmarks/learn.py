@@ -37,15 +37,15 @@ def rows() -> dict[str, dict[str, Any]]:
     return tomllib.loads((HERE / "learn.toml").read_text())
 
 
-def earned(metrics: Path) -> dict[str, float] | None:
-    """Returns of the episodes that were played to learn: their mean over all steps, and over the last."""
+def over_steps(metrics: Path, name: str) -> dict[str, float] | None:
+    """A metric's mean over all steps of a run, and its last value; None where it was hardly told."""
     import numpy as np
 
     from sparring.metrics import sqlite
 
     if not metrics.exists():
         return None
-    told = sqlite.read(metrics, "rollout/ep_rew_mean")
+    told = sqlite.read(metrics, name)
     there = np.isfinite(told.values)
     steps, means = np.asarray(told.steps, float)[there], np.asarray(told.values, float)[there]
     if len(steps) < 2:
@@ -89,7 +89,8 @@ def learned(name: str, row: dict[str, Any], seed: int, out: Path, scratch: Path)
         "steps": run.read_status().steps,
         "train_seconds": sqlite.last(run.metrics, "time/time_elapsed") if run.metrics.exists() else None,
         **{k: {**e.as_json(), "returns": e.returns.tolist()} for k, e in scores.items()},
-        "training": earned(run.metrics),
+        "training": over_steps(run.metrics, "rollout/ep_rew_mean"),
+        "greedy": over_steps(run.metrics, "eval/mean_reward"),
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
         "processor": processor(),
         "date": datetime.date.today().isoformat(),

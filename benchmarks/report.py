@@ -9,7 +9,6 @@ import json
 import statistics
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,9 @@ from sparring.evaluation.statistics import interval, probability_of_improvement
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
 RESULTS = DOCS / "results"
+KINDS = ("deterministic", "greedy", "training")
+"""By what a row of GDI is held against its control: the final greedy policy, greedy evaluations over the run,
+and the episodes that were played to learn."""
 
 
 def load(pattern: str) -> dict[str, list[dict[str, Any]]]:
@@ -82,38 +84,33 @@ def study() -> list[str]:
     ours = load("sparring")
     rows = tomllib.loads((HERE / "learn.toml").read_text())
     lines = [
-        "| row | what | deterministic | better than a uniform index | return while learning "
-        "| better than a uniform index |",
-        "|---|---|---|---|---|---|",
+        "| row | what | greedy at the end | better | greedy while learning | better "
+        "| episodes played to learn | better |",
+        "|---|---|---|---|---|---|---|---|",
     ]
 
-    def chance_of(name: str, base: str, score_of: Callable[[dict[str, Any]], float]) -> str:
+    def chance_of(name: str, base: str, kind: str) -> str:
         if name.endswith("-uniform"):
             return ""
-        x, y = (np.array([[score_of(result)] for result in ours[row]]) for row in (name, base))
+        x, y = (np.array([[result[kind]["mean"]] for result in ours[row]]) for row in (name, base))
         return f"{float(probability_of_improvement(x, y)):.2f}"
 
     for name, row in rows.items():
         base = row.get("beside", name.partition("-gdi-")[0] + "-gdi-uniform")
         if "-gdi" not in name or name not in ours or base not in ours:
             continue
-        chance = chance_of(name, base, lambda r: r["deterministic"]["mean"])
-        meanwhile = ["", ""]
-        if all(r.get("training") for r in [*ours[name], *ours[base]]):
-            meanwhile = [
-                score(ours[name], "training"),
-                chance_of(name, base, lambda r: r["training"]["mean"]),
-            ]
-        lines.append(
-            f"| {name} | {row['target']} | {score(ours[name])} | {chance} | {' | '.join(meanwhile)} |"
-        )
+        cells = [name, row["target"]]
+        for kind in KINDS:
+            told = all(r.get(kind) for r in [*ours[name], *ours[base]])
+            cells += [score(ours[name], kind), chance_of(name, base, kind)] if told else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
     for path in sorted((RESULTS / "fixed").glob("*.json")):
         found = json.loads(path.read_text())
         base = f"{found['env'].partition('-')[0].lower()}-gdi-uniform"
         cells = [f"{base.removesuffix('-uniform')}, fixed"]
         best = ", ".join(f"{x:g}" for x in found["best"])
         cells.append(f"best of {len(found['tried'])} fixed indices: {best}")
-        for means, kind in ((found["means"], "deterministic"), (found.get("earned"), "training")):
+        for kind, means in zip(KINDS, (found["means"], None, found.get("earned")), strict=True):
             if means is None:
                 cells += ["", ""]
                 continue
@@ -326,10 +323,11 @@ def main() -> None:
         "",
         "## GDI: the study of LunarLander, and what the bandit is worth",
         "",
-        "`python benchmarks/learn.py --row '*-gdi-*'`. *Better than a uniform index* is the probability of",
-        "improvement: the share of pairs of seeds in which the row beats a uniform choice of the index, a",
-        "tie counting half; first by the greedy policy at the end, then by the *return while learning*, the",
-        "mean over all steps of what the episodes earned that were played to learn.",
+        "`python benchmarks/learn.py --row '*-gdi-*'`. *Better* is the probability of improvement over a",
+        "uniform index: the share of pairs of seeds in which the row has the higher score, half of the ties",
+        "with it. *Greedy at the end* is the final policy; *greedy while learning* the mean over the run of",
+        "greedy evaluations (10 episodes) of the policy of the moment; *episodes played to learn* the mean",
+        "over the run of what the behaviours earned that were chosen.",
         "",
         *study(),
         "",

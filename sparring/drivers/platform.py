@@ -15,6 +15,7 @@ import jax
 
 from sparring.errors import ConfigError
 from sparring.ops.minibatch import ALONE, shared_rows
+from sparring.runs.durable import replace_file
 from sparring.runs.provenance import processor
 
 # Programs that run once: compiling them well would cost more than running them badly.
@@ -92,8 +93,33 @@ def keep_programs() -> None:
     except OSError:
         return  # nowhere to keep them: everything works, and compiles each time
     prune(folder, CACHE_BYTES)
+    publish_whole()
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def publish_whole() -> None:
+    """Lets jax put entries into its cache of programs by a rename.
+
+    It writes them in place: another process that starts meanwhile reads half of one, and what a killed writer
+    leaves is never replaced, only warned about at every start. A cache with a limit of its own has a lock.
+    """
+    try:
+        from jax._src.lru_cache import LRUCache
+    except ImportError:  # another jax: it writes as it does
+        return
+    put = LRUCache.put
+    if put.__name__ == "put_whole":
+        return
+
+    def put_whole(self: LRUCache, key: str, value: bytes) -> None:
+        path = Path(self.path) / f"{key}-cache"
+        if self.eviction_enabled:
+            put(self, key, value)
+        elif not path.exists():
+            replace_file(path, [value])
+
+    LRUCache.put = put_whole  # type: ignore[method-assign]
 
 
 def prune(folder: Path, limit: int) -> None:

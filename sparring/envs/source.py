@@ -161,9 +161,11 @@ def explain(label: str, kwargs: dict[str, Any], error: Exception) -> SparringErr
     """What to tell the user when an environment could not be built."""
     text = str(error)
     if isinstance(error, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError):
-        for hint, package, extra in EXTRAS:
-            if hint in text.lower():
-                return missing_extra(package, extra)
+        said = text.lower()
+        for part in (said.partition(" is not installed")[0], said):  # "pygame is not installed, … [box2d]"
+            for hint, package, extra in EXTRAS:
+                if hint in part:
+                    return missing_extra(package, extra)
         name = getattr(error, "name", None) or "a package"
         return MissingExtra(f"{label!r} needs {name}, which is not installed: {text}")
     if isinstance(error, ImportError):  # Gymnasium's MuJoCo v2 and v3 raise it to say that they moved

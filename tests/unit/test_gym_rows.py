@@ -209,6 +209,12 @@ def test_an_unknown_id_offers_the_nearest() -> None:
     ("error", "command"),
     [
         (gymnasium.error.DependencyNotInstalled("Box2D is not installed"), "sparring[box2d]"),
+        (
+            gymnasium.error.DependencyNotInstalled(
+                'pygame is not installed, run `pip install "gymnasium[box2d]"`'
+            ),
+            "'pygame' is not installed. Install it with: pip install 'sparring[classic]'",
+        ),
         (ModuleNotFoundError("No module named 'mujoco'", name="mujoco"), "sparring[mujoco]"),
         (ModuleNotFoundError("No module named 'cv2'", name="cv2"), "sparring[atari]"),
         (gymnasium.error.DependencyNotInstalled("opencv-python package not installed"), "sparring[atari]"),

@@ -42,6 +42,33 @@ def test_a_folder_that_cannot_be_made_is_no_trouble(tmp_path):
     subprocess.run(strict, env=environment, check=True, capture_output=True)
 
 
+KILLED = f"""
+import os, signal
+write = os.write
+def half(descriptor, data):
+    name = os.readlink(f"/proc/self/fd/{{descriptor}}")
+    if "-cache" not in name:
+        return write(descriptor, data)
+    write(descriptor, data[: len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+os.write = half
+{PROGRAM}"""
+
+
+def test_a_program_half_written_is_never_read(tmp_path):
+    environment = {**os.environ, "SPARRING_CACHE_DIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False)
+    assert killed.returncode == -9
+    (kept,) = (tmp_path / "sparring").iterdir()
+    (draft,) = kept.iterdir()
+    assert draft.stat().st_size > 0
+    assert not draft.name.endswith("-cache")
+    for _ in range(2):
+        strict = [sys.executable, "-W", "error", "-c", PROGRAM]
+        subprocess.run(strict, env=environment, check=True, capture_output=True)
+    assert any(file.name.endswith("-cache") for file in kept.iterdir())
+
+
 def test_the_oldest_programs_go_first(tmp_path: Path):
     for age, name in enumerate(("new", "middle", "old")):
         (tmp_path / name).write_bytes(bytes(100))
