@@ -96,7 +96,7 @@ def study() -> list[str]:
         return f"{float(probability_of_improvement(x, y)):.2f}"
 
     for name, row in rows.items():
-        base = row.get("beside", name.partition("-gdi-")[0] + "-gdi-uniform")
+        base = row.get("beside", name.partition("-gdi")[0] + "-gdi-uniform")
         if "-gdi" not in name or name not in ours or base not in ours:
             continue
         cells = [name, row["target"]]
