@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparring.background import BackgroundEvaluator, Stage
+from sparring.common.words import translated
 from sparring.config import Layer, as_mapping, coerce, from_mapping, load_toml, merge
 from sparring.envs import registry
 from sparring.errors import CheckpointError, ConfigError, LearnerLost, NoPlace, nearest
@@ -101,7 +102,7 @@ def plan(
     if file is not None:
         layers.append(Layer(str(file), load_toml(file)))
     layers.append(Layer("--set", values or {}))
-    merged, origin = merge(layers)
+    merged, origin = merge(layer._replace(values=translated(layer.values, cls.Config)) for layer in layers)
     if merged.pop("normalize", False):  # RL-Zoo's word for both
         for name in ("normalize_obs", "normalize_reward"):
             merged.setdefault(name, True)

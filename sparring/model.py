@@ -17,6 +17,7 @@ import numpy as np
 
 from sparring import actor, spaces
 from sparring.common.normalised import raw_observation
+from sparring.common.words import translated
 from sparring.config import as_mapping, coerce, from_mapping
 from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.fused import Fused
@@ -454,7 +455,7 @@ class Model:
         prepare(self.device)
         given = unwrap(env, n_envs)
         values = config_values(policy, policy_kwargs, {**given.config, **(settings or {})}, self.algorithm)
-        self.config = from_mapping(self._class.Config, values)
+        self.config = from_mapping(self._class.Config, translated(values, self._class.Config))
         self._env, self._world, self._venv = env, given.world, given.venv
         if given.world is not None:
             self._settle(given)
@@ -571,12 +572,13 @@ class Model:
         return self._bandit if control is None else jax.tree.map(np.asarray, control.state)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        config = self.__dict__.get("config")
-        if config is None or name not in type(config).__dataclass_fields__:
+        config: Any = self.__dict__.get("config")
+        settings = () if config is None else type(config).__dataclass_fields__
+        if name not in settings and not (name == "action_noise" and "noise" in settings):
             object.__setattr__(self, name, value)
             return
-        hint = get_type_hints(type(config))[name]
-        self.config = dataclasses.replace(config, **{name: coerce(value, hint, name)})
+        hints, values = get_type_hints(type(config)), translated({name: value}, type(config))
+        self.config = dataclasses.replace(config, **{n: coerce(v, hints[n], n) for n, v in values.items()})
         self.forget_driver()
 
     def __getattr__(self, name: str) -> Any:

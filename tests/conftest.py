@@ -103,19 +103,16 @@ REPLAY: dict[str, Any] = {
     "batch_size": 8,
     "train_freq": 4,
     "gradient_steps": 2,
-    "sequence_length": 4,
-    "burn_in": 2,
-    "core_size": 4,
-    "core_heads": 2,
-    "core_window": 4,
 }
+MEMORY: dict[str, Any] = {"sequence_length": 4, "burn_in": 2, "core_size": 4}
+"""What comes with a core."""
 TINY: dict[str, dict[str, Any]] = {
     "ppo": {"pi": (8,), "vf": (8,), "n_steps": 8, "batch_size": 8, "n_epochs": 2},
     "a2c": {"pi": (8,), "vf": (8,), "n_steps": 8},
     "reinforce": {"pi": (8,), "vf": (8,), "n_steps": 8},
     "dqn": {**REPLAY, "net_arch": (8,), "target_update_interval": 24},
     "pqn": {"net_arch": (8,), "n_steps": 8, "batch_size": 8, "n_epochs": 2},
-    "gdi": {**REPLAY, "net_arch": (8,), "burn_in": 0, "warmup": 2},
+    "gdi": {**REPLAY, "sequence_length": 4, "net_arch": (8,), "warmup": 2},
     "sac": {**REPLAY, "pi": (8,), "qf": (8,)},
     "td3": {**REPLAY, "pi": (8,), "qf": (8,)},
     "crossq": {**REPLAY, "pi": (8,), "qf": (8,)},
@@ -130,8 +127,13 @@ def algorithm(name: str) -> Any:
 
 def agent(name: str, env: Any, rows: int, horizon: float = 100.0, **settings: Any) -> Any:
     """An algorithm with tiny networks for rows of an environment."""
-    cls = algorithm(name)
-    return cls(replace(env.spec, rows=rows), cls.Config(**{**TINY[name], **settings}), horizon)
+    cls, core = algorithm(name), settings.get("core", "none")
+    memory = MEMORY if name in REPLAYERS and core != "none" else {}
+    if memory and name == "gdi":
+        memory = {**memory, "burn_in": 0}
+    if memory and core == "transformer":
+        memory = {**memory, "core_heads": 2, "core_window": 4}
+    return cls(replace(env.spec, rows=rows), cls.Config(**{**TINY[name], **memory, **settings}), horizon)
 
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}

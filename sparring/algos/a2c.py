@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
+from sparring.limits import check_ranges, unread
 from sparring.nets import checkup, policy, sight
 from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
 from sparring.nets.sight import Carry, RewardStats
@@ -81,13 +82,14 @@ class A2C:
 
     def check(self) -> list[str]:
         """Refuses impossible settings; returns warnings about unwise ones."""
+        check_ranges(self.config)
         if self.config.n_steps < 1:
             raise ConfigError("n_steps must be at least 1.")
         if self.config.normalize_advantage and self.config.n_steps * self.spec.rows < 2:
             raise ConfigError(
                 "n_steps × n_envs = 1: an advantage cannot be standardised alone. Use n_steps=2."
             )
-        return []
+        return unread(self.config)
 
     def _rule(self) -> Any:
         return optim.transform("rmsprop" if self.config.use_rms_prop else "adam", self.config.rms_prop_eps)

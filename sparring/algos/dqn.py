@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
+from sparring.limits import EXPLORATION
 from sparring.nets import checkup, sight, values
 from sparring.nets.layers import draw_noise
 from sparring.nets.sight import BinsConfig, Carry, RewardStats, Stored
@@ -51,10 +52,10 @@ class DQNConfig(OffPolicyConfig, BinsConfig, ControlConfig):
     """transitions between updates of the target network"""
     exploration_fraction: float = 0.1
     """share of training over which the exploration rate falls"""
-    exploration_initial_eps: float = 1.0
+    exploration_initial_eps: Schedulable = 1.0
     """first exploration rate"""
-    exploration_final_eps: float = 0.05
-    """last exploration rate"""
+    exploration_final_eps: Schedulable = 0.05
+    """last exploration rate; both may be schedules of their own, between which the rate falls"""
     exploration: Literal["epsilon", "noisy"] = "epsilon"
     """random choices at the exploration rate, or noisy layers and none"""
     max_grad_norm: Schedulable | None = 10.0
@@ -91,6 +92,7 @@ class DQN(Controlled):
 
     Config: ClassVar = DQNConfig
     coordinates: ClassVar = ("epsilon:0.01:0.6:6:log", "n_step=1|3|5")
+    replaced: ClassVar = {"epsilon": EXPLORATION}
 
     def _default(self, known: dict[str, str]) -> Iterable[str]:
         """The number of steps is a choice where the replay keeps more than one together, each with what
@@ -152,7 +154,7 @@ class DQN(Controlled):
         return resolve(self.config, state.iteration / self.horizon)
 
     def _epsilon(self, iteration: Int[Array, ""]) -> Float[Array, ""]:
-        c = self.config
+        c = resolve(self.config, iteration / self.horizon)
         rate = jnp.zeros(())
         if c.exploration == "epsilon":
             fall = Linear(c.exploration_initial_eps, c.exploration_final_eps, c.exploration_fraction)
@@ -210,9 +212,10 @@ class DQN(Controlled):
             "train/grad_norm": new.norm,
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": state.updates + 1,
-            "rollout/exploration_rate": self._epsilon(state.iteration),
             **offpolicy.effective_share(batch),
         }
+        if "epsilon" not in self.chosen:
+            metrics["rollout/exploration_rate"] = self._epsilon(state.iteration)
         metrics |= checkup.look(
             offpolicy.due(state, self.plan.updates, self.horizon),
             new.params,

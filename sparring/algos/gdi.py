@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled, Selection
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError, nearest
+from sparring.limits import READERS, Reader, check_ranges, unread
 from sparring.nets import checkup, policies, sequences, sight, values
 from sparring.nets.policies import Judged, Policies, PolicyWeights
 from sparring.nets.sight import AgentConfig, BinsConfig, Carry, RewardStats
@@ -132,6 +133,18 @@ class GDIConfig(AgentConfig, BinsConfig, ControlConfig):
     """actors also note V and A of every head and the behaviour's whole distribution, as they were"""
 
 
+OWN_READERS = (
+    Reader(
+        ("priority_alpha", "priority_beta", "priority_initial", "priority_eta"),
+        lambda c: c.prioritized,
+        "prioritized=True",
+    ),
+    Reader(
+        ("index_cells", "sharpness_range", "sharpness_log"),
+        lambda c: c.controller != "none" and not c.controller_space,
+        "a controller whose controller_space is the default",
+    ),
+)
 ALONE = "gamma_index"
 """The coordinate that lets one policy act, whose discount and reward shaping are then the behaviour's."""
 
@@ -290,7 +303,7 @@ class GDI(Controlled):
                 raise ConfigError(f"{name} must be at least 1, got {getattr(c, name)}.")
         if c.gradient_steps == 0 or c.gradient_steps < -1:
             raise ConfigError(f"gradient_steps must be at least 1, or -1, got {c.gradient_steps}.")
-        offpolicy.check_ranges(c)
+        check_ranges(c)
         if not all(0.0 <= gamma <= 1.0 for gamma in c.gammas):
             raise ConfigError(
                 f"gammas must lie between 0 and 1, got {', '.join(f'{g:g}' for g in c.gammas)}."
@@ -318,7 +331,7 @@ class GDI(Controlled):
         offpolicy.check_stride(c.sequence_stride, c.sequence_length)
         _ = self.controller  # refuses an index that does not fit
         self._check_alone()
-        found = [*self._reuse_amiss(), *self.unread()]
+        found = [*self._reuse_amiss(), *unread(c, (*READERS, *OWN_READERS)), *self.unread()]
         if c.variant == "i3" and c.policies != GDIConfig.policies:
             found.append(f"policies = {c.policies} is for variant='lbc'; i3 learns one. Leave it out.")
         if c.core == "none" and c.burn_in:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
+from sparring.limits import check_ranges, unread
 from sparring.nets import checkup, policy, sight
 from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
 from sparring.nets.sight import Carry, RewardStats
@@ -111,6 +112,7 @@ class PPO(Controlled):
 
     Config: ClassVar = PPOConfig
     coordinates: ClassVar = ("temperature:0.5:2:5:log", "ent_coef:0.0001:0.03:5:log")
+    replaced: ClassVar = {"ent_coef": ("ent_coef",)}
 
     @property
     def plan(self) -> Plan:
@@ -122,6 +124,7 @@ class PPO(Controlled):
 
     def check(self) -> list[str]:
         """Refuses impossible settings; returns warnings about unwise ones."""
+        check_ranges(self.config)
         c, transitions = self.config, self.config.n_steps * self.spec.rows
         if c.n_steps < 1 or c.batch_size < 1 or c.n_epochs < 1:
             raise ConfigError("n_steps, batch_size and n_epochs must be at least 1.")
@@ -130,7 +133,7 @@ class PPO(Controlled):
                 "n_steps × n_envs = 1: an advantage cannot be standardised alone. Use n_steps=2 or more, "
                 "or normalize_advantage=false."
             )
-        return [*self._check_batches(), *self.unread()]
+        return [*self._check_batches(), *unread(c), *self.unread()]
 
     def _check_batches(self) -> list[str]:
         c, transitions = self.config, self.config.n_steps * self.spec.rows

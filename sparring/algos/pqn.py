@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
+from sparring.limits import EXPLORATION, check_ranges, unread
 from sparring.nets import checkup, sight, values
 from sparring.nets.sight import AgentConfig, BinsConfig, Carry, RewardStats, Stored
 from sparring.nets.values import QNet, QWeights
@@ -24,7 +25,6 @@ from sparring.ops import optim
 from sparring.ops.minibatch import Epoch, epochs, sequences
 from sparring.ops.returns import described, explained_variance, masked_mean, q_lambda
 from sparring.ops.statistics import Moments
-from sparring.replay import offpolicy
 from sparring.replay.latest import Latest
 from sparring.spaces import EnvSpec
 from sparring.types import Action, Batch, Behaviour, Key, Plan, Report, Transition, View
@@ -54,10 +54,10 @@ class PQNConfig(AgentConfig, BinsConfig, ControlConfig):
     """decay of the return's trace"""
     exploration_fraction: float = 0.1
     """share of training over which the exploration rate falls"""
-    exploration_initial_eps: float = 1.0
+    exploration_initial_eps: Schedulable = 1.0
     """first exploration rate"""
-    exploration_final_eps: float = 0.05
-    """last exploration rate"""
+    exploration_final_eps: Schedulable = 0.05
+    """last exploration rate; both may be schedules of their own, between which the rate falls"""
     max_grad_norm: Schedulable | None = 10.0
     """bound of the gradient's norm; none leaves it free"""
     adam_eps: float = 1e-8
@@ -96,6 +96,7 @@ class PQN(Controlled):
 
     Config: ClassVar = PQNConfig
     coordinates: ClassVar = ("epsilon:0.01:0.6:6:log", "q_lambda:0.1:0.9:4")
+    replaced: ClassVar = {"epsilon": EXPLORATION, "q_lambda": ("q_lambda",)}
 
     @property
     def plan(self) -> Plan:
@@ -109,7 +110,7 @@ class PQN(Controlled):
         """Refuses impossible settings; returns warnings about unwise ones."""
         c = self.config
         values.choice_codec(self.spec, c, "PQN")
-        offpolicy.check_ranges(c)
+        check_ranges(c)
         if c.n_steps < 1 or c.batch_size < 1 or c.n_epochs < 1:
             raise ConfigError("n_steps, batch_size and n_epochs must be at least 1.")
         if c.sequence_length < 0:
@@ -119,7 +120,7 @@ class PQN(Controlled):
                 f"n_steps = {c.n_steps} is not a multiple of sequence_length = {self._length}: the rollout "
                 "cannot be cut into sequences. Choose a divisor, or 0 for the whole rollout."
             )
-        return self.unread()
+        return [*unread(c), *self.unread()]
 
     @property
     def _length(self) -> int:
@@ -145,7 +146,7 @@ class PQN(Controlled):
         return resolve(self.config, state.iteration / self.horizon)
 
     def _epsilon(self, iteration: Int[Array, ""]) -> Float[Array, ""]:
-        c = self.config
+        c = resolve(self.config, iteration / self.horizon)
         fall = Linear(c.exploration_initial_eps, c.exploration_final_eps, c.exploration_fraction)
         return jnp.asarray(fall.at(iteration / self.horizon), jnp.float32)
 
@@ -202,9 +203,10 @@ class PQN(Controlled):
         metrics |= {
             "train/learning_rate": jnp.asarray(c.learning_rate),
             "train/n_updates": (state.iteration + 1) * c.n_epochs,
-            "rollout/exploration_rate": self._epsilon(state.iteration),
             **described(returns, None, counts),
         }
+        if "epsilon" not in self.chosen:
+            metrics["rollout/exploration_rate"] = self._epsilon(state.iteration)
         nets = unravel(flat)
         metrics |= checkup.look(
             checkup.due(state.iteration, self.horizon),

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
+from sparring.limits import check_ranges, unread
 from sparring.nets import checkup, policy, sight
 from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
 from sparring.nets.sight import Carry, RewardStats
@@ -84,6 +85,7 @@ class REINFORCE:
     def check(self) -> list[str]:
         """Refuses impossible settings; returns warnings about unwise ones."""
         c = self.config
+        check_ranges(c)
         if c.n_steps < 1:
             raise ConfigError("n_steps must be at least 1.")
         if self.replay.capacity < 1:
@@ -94,9 +96,10 @@ class REINFORCE:
         if self.spec.time_limit is not None and 0 < c.max_episode_steps < self.spec.time_limit:
             return [
                 f"Episodes longer than max_episode_steps = {c.max_episode_steps} are dropped; "
-                f"the environment allows {self.spec.time_limit}."
+                f"the environment allows {self.spec.time_limit}.",
+                *unread(c),
             ]
-        return []
+        return unread(c)
 
     def _rule(self) -> Any:
         return optim.transform("adam", self.config.adam_eps)

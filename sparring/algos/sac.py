@@ -119,11 +119,11 @@ class SAC(Controlled):
         return [*offpolicy.unwise(self.config), *self.unread()]
 
     def _codec(self) -> Codec:
+        if not self._chooses:
+            critics.bounded(self.spec, "SAC")
         codec = sight.action_codec(self.spec, self.config, squash=not self._chooses)
         if isinstance(codec.inner, MultiBinary):
             raise ConfigError(f"SAC cannot act with bits, which {self.spec.id} wants. Use PPO or A2C.")
-        if isinstance(codec.inner, Box):
-            critics.bounded(self.spec, "SAC")
         return codec
 
     @property

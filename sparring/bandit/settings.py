@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -16,6 +16,7 @@ from sparring.bandit.registry import defaults
 from sparring.bandit.space import Coordinate, Space
 from sparring.config import configuration
 from sparring.errors import ConfigError, nearest
+from sparring.limits import Reader, unread
 from sparring.ranges import COUNT, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
 from sparring.spaces import EnvSpec
 from sparring.types import Behaviour
@@ -200,6 +201,8 @@ class Controlled:
     config: Any
     coordinates: ClassVar[tuple[str, ...]]
     """what may be chosen, as in `controller_space`, with the range that is the default"""
+    replaced: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """settings that nothing reads while a controller chooses a coordinate"""
 
     @property
     def space(self) -> Space:
@@ -224,12 +227,22 @@ class Controlled:
             return None
         return controller_for(self.config, self.space, self.spec.rows)
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Names of what a controller chooses."""
+        return () if self.config.controller == "none" else self.space.names
+
     def unread(self) -> list[str]:
-        """A warning, for `check`, about settings of a controller where there is none; refuses one that
-        cannot be made."""
+        """Warnings, for `check`, about settings of a controller where there is none, and about those that one
+        takes the place of; refuses one that cannot be made."""
         if self.config.controller != "none":
             controller_for(self.config, self.space, self.spec.rows)
-            return []
+            readers = [
+                Reader(names, lambda _: False, f"leaving {chosen} out of controller_space")
+                for chosen, names in self.replaced.items()
+                if chosen in self.chosen
+            ]
+            return unread(self.config, readers)
         others = [field for field in fields(ControlConfig) if field.name != "controller"]
         given = [(f.name, value) for f in others if (value := getattr(self.config, f.name)) != f.default]
         if not given:
@@ -245,6 +258,6 @@ class Controlled:
 
     def along(self, name: str, point: Any) -> Any:
         """One coordinate of points [..., C]; None when nothing chose it."""
-        if point is None or self.config.controller == "none" or name not in self.space.names:
+        if point is None or name not in self.chosen:
             return None
         return point[..., self.space.names.index(name)]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparring.baselines import words
-from sparring.baselines.words import Schedule
+from sparring.common import words
+from sparring.common.words import Schedule
 from sparring.errors import ConfigError
 from sparring.model import Model
 
@@ -63,7 +63,7 @@ class DQN(Model):
                 "batch_size": batch_size,
                 "tau": tau,
                 "gamma": gamma,
-                "train_freq": words.train_freq(train_freq),
+                "train_freq": train_freq,
                 "gradient_steps": gradient_steps,
                 "n_steps": n_steps,
                 "target_update_interval": target_update_interval,
@@ -138,14 +138,15 @@ class SAC(Model):
                 "batch_size": batch_size,
                 "tau": tau,
                 "gamma": gamma,
-                "train_freq": words.train_freq(train_freq),
+                "train_freq": train_freq,
                 "gradient_steps": gradient_steps,
                 "n_steps": n_steps,
                 "target_update_interval": target_update_interval,
                 "use_sde": use_sde,
                 "sde_sample_freq": sde_sample_freq,
-                **words.entropy(ent_coef, target_entropy),
-                **words.action_noise(action_noise),
+                "ent_coef": ent_coef,
+                "target_entropy": target_entropy,
+                "action_noise": action_noise,
                 **settings,
             },
             policy_kwargs=policy_kwargs,
@@ -209,13 +210,13 @@ class TD3(Model):
                 "batch_size": batch_size,
                 "tau": tau,
                 "gamma": gamma,
-                "train_freq": words.train_freq(train_freq),
+                "train_freq": train_freq,
                 "gradient_steps": gradient_steps,
                 "n_steps": n_steps,
                 "policy_delay": policy_delay,
                 "target_policy_noise": target_policy_noise,
                 "target_noise_clip": target_noise_clip,
-                **words.action_noise(action_noise),
+                "action_noise": action_noise,
                 **settings,
             },
             policy_kwargs=policy_kwargs,
@@ -281,14 +282,15 @@ class CrossQ(Model):
                 "learning_starts": learning_starts,
                 "batch_size": batch_size,
                 "gamma": gamma,
-                "train_freq": words.train_freq(train_freq),
+                "train_freq": train_freq,
                 "gradient_steps": gradient_steps,
                 "n_steps": n_steps,
                 "policy_delay": policy_delay,
                 "use_sde": use_sde,
                 "sde_sample_freq": sde_sample_freq,
-                **words.entropy(ent_coef, target_entropy),
-                **words.action_noise(action_noise),
+                "ent_coef": ent_coef,
+                "target_entropy": target_entropy,
+                "action_noise": action_noise,
                 **settings,
             },
             policy_kwargs=policy_kwargs,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparring.baselines.words import Schedule
+from sparring.common.words import Schedule
 from sparring.errors import ConfigError
 from sparring.model import Model
 

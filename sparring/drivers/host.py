@@ -216,6 +216,7 @@ class Host:
         self._none_lost = np.zeros(self.rows, bool)
         self._tally = InfoTally(self.rows)
         self._news: list[str] = []
+        self._crowded = False
         self._treedef: Any = None
         self._mesh = self._devices()
         self._ahead: tuple[list[Any], Any] | None = None
@@ -704,6 +705,12 @@ class Host:
     def events(self) -> list[str]:
         """What happened in the world outside that a user should know."""
         news, self._news = self._news, []
+        if isinstance(self._ring, HostRing) and self._ring.crowded and not self._crowded:
+            self._crowded = True
+            news.append(
+                f"Episodes are short, and the replay holds {self._ring.filled:.0%} of buffer_size: every "
+                "episode has one observation more than it has steps. Raise buffer_size to keep more."
+            )
         return news + self._tally.events() + self.env.events()
 
     def close(self) -> None:

@@ -81,6 +81,8 @@ class HostRing:
         resolve: Callable[[Any], Obs] | None = None,
     ) -> None:
         self.n_step, self.frame_stack, self.resolve = n_step, frame_stack, resolve
+        self.crowded = False
+        """whether decisions went early, because episodes are too short for the places of observations"""
         self._layout = layout(example, capacity, n_step, frame_stack, spare)
         self._arrays: dict[str, np.ndarray] = {}
         for name, (shape, dtype) in self._layout.arrays.items():
@@ -188,6 +190,7 @@ class HostRing:
             if not misses.any():
                 return
             self._oldest += misses
+            self.crowded = True
 
     def windows(self) -> np.ndarray:
         """Decisions of each row that start a window of full length, [B]."""

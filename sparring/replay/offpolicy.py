@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,13 +12,14 @@ from jaxtyping import Array, Bool, Float
 
 from sparring.config import Schedulable, configuration
 from sparring.errors import ConfigError
+from sparring.limits import EXPLORATION, READERS, Reader, check_ranges, unread
 from sparring.nets import checkup, sequences, sight
 from sparring.nets.sight import AgentConfig, RewardStats, Trunk
 from sparring.ops.optim import norm_of
 from sparring.ops.priorities import importance
 from sparring.ops.returns import masked_mean, masked_var, n_step
 from sparring.ops.statistics import Moments
-from sparring.ranges import DECAY, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
+from sparring.ranges import NOT_NEGATIVE
 from sparring.replay.prioritised import Prioritised
 from sparring.replay.ring import Ring
 from sparring.replay.sequence import Sequence
@@ -74,23 +74,6 @@ class OffPolicyConfig(AgentConfig):
     """steps before them that only warm the core up"""
 
 
-RANGES = {
-    **dict.fromkeys(("gamma", "tau", "priority_beta", "priority_eta", "q_lambda"), PROBABILITY),
-    **dict.fromkeys(("exploration_initial_eps", "exploration_final_eps"), PROBABILITY),
-    **dict.fromkeys(("exploration_fraction", "renorm_momentum"), PROBABILITY),
-    **dict.fromkeys(("learning_rate", "priority_alpha", "ent_coef"), NOT_NEGATIVE),
-    **dict.fromkeys(("max_grad_norm", "adam_eps", "weight_decay"), NOT_NEGATIVE),
-    **dict.fromkeys(("v_trace", "q_trace"), PROBABILITY),
-    **dict.fromkeys(("adam_b1", "adam_b2"), DECAY),
-    **dict.fromkeys(("rho_bar", "c_bar", "target_temperature"), POSITIVE),
-    **dict.fromkeys(("noise_std", "noise_theta", "noise_dt"), NOT_NEGATIVE),
-    **dict.fromkeys(("target_policy_noise", "target_noise_clip"), NOT_NEGATIVE),
-    "ent_coef_init": Range(1e-30),
-    "renorm_warm_up": Range(0.0, math.inf),
-}
-"""Settings that mean something only between these bounds; schedules are not looked into."""
-
-
 def on_host(config: Any, spec: EnvSpec) -> bool:
     """Whether a driver that steps a world outside JAX keeps the replay in the host's memory."""
     chosen = getattr(config, "buffer", "device")
@@ -139,18 +122,22 @@ def replay(c: OffPolicyConfig) -> Replay:
     return Ring(c.buffer_size, c.batch_size, c.n_steps, least)
 
 
+OWN_READERS = (
+    Reader(
+        ("priority_alpha", "priority_beta", "priority_initial"), lambda c: c.prioritized, "prioritized=True"
+    ),
+    Reader(("priority_eta",), lambda c: c.prioritized and c.core != "none", "prioritized=True and a core"),
+    Reader(("sequence_length", "sequence_stride", "burn_in"), lambda c: c.core != "none", "a core"),
+    Reader(("log_std_init",), lambda c: c.use_sde, "use_sde=True"),
+    Reader(("target_entropy", "ent_coef_init"), lambda c: c.ent_coef is None, "ent_coef='auto'"),
+    Reader(EXPLORATION, lambda c: c.exploration == "epsilon", "exploration='epsilon'"),
+)
+
+
 def check_stride(stride: int, length: int) -> None:
     """Refuses sequences with gaps between them, whose steps nobody would learn from."""
     if not 0 <= stride <= length:
         raise ConfigError(f"sequence_stride must be between 0 and sequence_length = {length}, got {stride}.")
-
-
-def check_ranges(c: Any) -> None:
-    """Refuses numbers that are out of bounds."""
-    for name, span in RANGES.items():
-        value = getattr(c, name, None)
-        if isinstance(value, (int, float)) and not span.holds(value):
-            raise ConfigError(f"{name} must be {span}, got {value:g}.")
 
 
 def check(c: OffPolicyConfig) -> None:
@@ -160,7 +147,7 @@ def check(c: OffPolicyConfig) -> None:
             raise ConfigError(f"{name} must be at least 1, got {getattr(c, name)}.")
     if c.gradient_steps == 0 or c.gradient_steps < -1:
         raise ConfigError(f"gradient_steps must be at least 1, or -1, got {c.gradient_steps}.")
-    check_ranges(c)
+    check_ranges(c, ent_coef=NOT_NEGATIVE)
     if c.buffer in ("host", "reference") and not _uniform(c):
         raise ConfigError(
             f"buffer={c.buffer!r} samples uniformly: leave prioritized and core out, or use 'device'."
@@ -176,7 +163,7 @@ def check(c: OffPolicyConfig) -> None:
 
 def unwise(c: OffPolicyConfig) -> list[str]:
     """Warnings about settings that are possible and hardly meant."""
-    found = []
+    found = unread(c, (*READERS, *OWN_READERS))
     if c.core == "none" and c.batch_size > c.buffer_size:
         found.append(
             f"batch_size={c.batch_size} is above buffer_size={c.buffer_size}: batches repeat transitions."
@@ -194,9 +181,10 @@ def too_short(c: Any, total: int) -> list[str]:
     starts = getattr(c, "learning_starts", 0)
     if starts < total:
         return []
+    idle = "" if hasattr(c, "sample_reuse") else "all actions are random and "  # GDI acts by its networks
     return [
-        f"learning_starts={starts} is not below the {total} steps of this run: all actions are random and "
-        "nothing is learned. Train longer, or lower learning_starts."
+        f"learning_starts={starts} is not below the {total} steps of this run: {idle}nothing is learned. "
+        "Train longer, or lower learning_starts."
     ]
 
 

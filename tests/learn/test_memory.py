@@ -93,11 +93,17 @@ def score(name: str, core: str) -> float:
 
 
 EVERY = os.environ.get("SPARRING_MEMORY") == "1"
-ALSO = [("dqn", "gru"), ("sac", "gru"), ("gdi", "s5"), ("gdi", "transformer")]
+ALSO = [("dqn", "gru"), ("sac", "gru"), ("gdi", "s5")]
 PAIRS = [
-    (name, core) for name in LEARNERS for core in NAMES if EVERY or name == "ppo" or (name, core) in ALSO
+    pytest.param(
+        name,
+        core,
+        marks=[] if EVERY or name == "ppo" or (name, core) in ALSO else pytest.mark.exhaustive,
+    )
+    for name in LEARNERS
+    for core in NAMES
 ]
-"""All of them take five minutes on one core: `make memory`."""
+"""All of them take five minutes on one core: `make memory`, and `make exhaustive` among others."""
 
 
 @pytest.mark.parametrize(("name", "core"), PAIRS)

@@ -92,7 +92,8 @@ PAIRS += [
     ("td3", "drifting"),
     ("crossq", "stack and gSDE"),
     ("pqn", "recurrent"),
-    *((name, core) for name in ("ppo", "dqn") for core in ("lstm", "transformer")),
+    *((name, core) for name in ("ppo", "dqn") for core in ("lstm", "transformer", "s5")),
+    *((name, "s5") for name in ("gdi", "pqn", "sac")),
     *((name, "remembering") for name in ("sac", "td3", "crossq")),
 ]
 
@@ -102,6 +103,7 @@ LIKE = {
     ("ppo", "dict"),
     ("sac", "masked"),
     *((name, core) for name in ("ppo", "dqn") for core in ("lstm", "transformer")),
+    *((name, "s5") for name in ("ppo", "pqn", "sac")),
     *((name, "remembering") for name in ("sac", "td3", "crossq")),
     ("ppo", "stack and gSDE"),
     ("ppo", "chosen"),

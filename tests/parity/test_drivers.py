@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 from conftest import ACTOR_CRITICS, REPLAYERS, as_numpy
@@ -33,20 +32,6 @@ def test_fused_is_host(name, case):
         unrolled = fused(name, case, unroll=4)
         unrolled.advance(ITERATIONS)
         assert unequal(unrolled.state(), outside.state()) == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_s5_is_close_on_both_drivers(name):
-    """Its complex powers are compiled differently inside a larger program, so bits may differ: 1e-6 in what
-    the first updates make of the weights."""
-    inside, outside = fused(name, "s5"), host(name, "s5")
-    for driver in (inside, outside):
-        metrics = driver.advance(4)[0]
-    assert int(metrics["train/n_updates"][-1]) > 0
-    pairs = zip(jax.tree.leaves(inside.train_state()), jax.tree.leaves(outside.train_state()), strict=True)
-    for one, other in pairs:
-        np.testing.assert_allclose(one, other, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -278,3 +278,34 @@ def test_samples_outside_training_know_no_warm_up(cls):
     settings = [{**SMALL, "learning_starts": starts} for starts in (10_000, 0)]
     warm, ready = (cls("MlpPolicy", "Pendulum-v1", pi=(8,), qf=(8,), noise="normal", **s) for s in settings)
     np.testing.assert_array_equal(warm.predict(obs)[0], ready.predict(obs)[0])
+
+
+@pytest.mark.parametrize("length", [2, 50])
+def test_a_host_replay_that_short_episodes_fill_early_says_so_once(length):
+    import gymnasium as gym
+
+    class Short(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.count = 0
+            return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+        def step(self, action):
+            self.count += 1
+            return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.count == length, False, {}
+
+    cls = algorithm_class("dqn")
+    values = {"buffer": "host", "buffer_size": 60, "learning_starts": 8, "batch_size": 8, "net_arch": [8]}
+    config = from_mapping(cls.Config, values)
+    made = assemble(cls, Short, Settings(), config, (0,), eval_env=False)
+    told = []
+    for _ in range(100):
+        made.driver.advance(1)
+        told += [event for event in made.driver.events() if "Episodes are short" in event]
+    made.driver.close()
+    assert len(told) == (1 if length == 2 else 0)
+    if told:
+        assert 0.6 < float(told[0].split("holds ")[1].split("%")[0]) / 100 < 0.9

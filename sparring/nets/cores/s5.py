@@ -16,6 +16,7 @@ from sparring.errors import ConfigError
 from sparring.nets.layers import Dense, matmul
 from sparring.ops import recurrence as linear
 from sparring.ops.keys import normal, several, uniform_pair
+from sparring.ops.seam import block
 
 SLOWEST = -1e-4
 """Bound of Re(Λ): whatever an optimiser does, a state decays."""
@@ -145,11 +146,11 @@ class S5Layer(eqx.Module):
         self.mix = Dense(mix_key, size, 2 * size, None)
 
     def discrete(self) -> tuple[Complex[Array, " P"], Complex[Array, "P H"]]:
-        """Λ̄ = exp(ΛΔ) and B̄ = Λ⁻¹ (Λ̄ - 1) B̃: the input is held during a step (zero-order hold)."""
-        eigenvalue = jax.lax.complex(jnp.minimum(self.lambda_re, SLOWEST), self.lambda_im)
-        exponent = eigenvalue * jnp.exp(self.log_step)
-        b = jax.lax.complex(self.b_re, self.b_im)
-        return jnp.exp(exponent), (jnp.expm1(exponent) / eigenvalue)[:, None] * b
+        """Λ̄ = exp(ΛΔ) and B̄ = Λ⁻¹ (Λ̄ - 1) B̃: the input is held during a step (zero-order hold).
+
+        A block of its own: inlined, complex powers and quotients round differently in every program.
+        """
+        return block(_held)(self.lambda_re, self.lambda_im, self.log_step, self.b_re, self.b_im)
 
     def __call__(
         self, state: Float[Array, "B S"], u: Float[Array, "T B H"], first: Bool[Array, "T B"]
@@ -160,6 +161,19 @@ class S5Layer(eqx.Module):
         y = matmul(states, 2.0 * jnp.concatenate([self.c_re, -self.c_im], axis=1).T) + self.d * u
         value, gate = jnp.split(self.mix(jax.nn.gelu(y)), 2, axis=-1)
         return u + value * jax.nn.sigmoid(gate), states[-1]
+
+
+def _held(
+    lambda_re: Float[Array, " P"],
+    lambda_im: Float[Array, " P"],
+    log_step: Float[Array, " P"],
+    b_re: Float[Array, "P H"],
+    b_im: Float[Array, "P H"],
+) -> tuple[Complex[Array, " P"], Complex[Array, "P H"]]:
+    eigenvalue = jax.lax.complex(jnp.minimum(lambda_re, SLOWEST), lambda_im)
+    exponent = eigenvalue * jnp.exp(log_step)
+    b = jax.lax.complex(b_re, b_im)
+    return jnp.exp(exponent), (jnp.expm1(exponent) / eigenvalue)[:, None] * b
 
 
 def _complex(x: Float[Array, "*N S"]) -> Complex[Array, "*N P"]:

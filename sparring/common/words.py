@@ -1,4 +1,4 @@
-"""SB3's arguments of learners from replay in our words."""
+"""SB3's words for settings of learners from replay in ours."""
 
 from __future__ import annotations
 
@@ -28,17 +28,28 @@ def no_buffers(buffer: Any, kwargs: Mapping[str, Any] | None, memory: bool = Fal
         )
 
 
-def train_freq(value: Any) -> int:
+def translated(values: Mapping[str, Any], config: type) -> dict[str, Any]:
+    """Settings with SB3's words for them in ours, for an algorithm with that configuration."""
+    found, known = dict(values), config.__dataclass_fields__  # type: ignore[attr-defined]
+    if "train_freq" in found:
+        found["train_freq"] = _steps(found["train_freq"])
+    if "action_noise" in found and "noise" in known:
+        found |= action_noise(found.pop("action_noise"))
+    if "ent_coef_init" in known:
+        found |= _entropy(found)
+    return found
+
+
+def _steps(value: Any) -> Any:
     """Steps between updates; SB3's pair with a unit is understood when the unit is steps."""
-    if isinstance(value, (tuple, list)):
-        count, unit = value
-        if unit != "step":
-            raise ConfigError(
-                f"train_freq={tuple(value)!r}: updates come every so many steps, not episodes. Use "
-                "train_freq=(n, 'step') or a number."
-            )
-        value = count
-    return int(value)
+    if not isinstance(value, (tuple, list)):
+        return value
+    if len(value) != 2 or value[1] != "step":
+        raise ConfigError(
+            f"train_freq={tuple(value)!r}: updates come every so many steps, not episodes. Use "
+            "train_freq=(n, 'step') or a number."
+        )
+    return value[0]
 
 
 def action_noise(noise: Any) -> dict[str, Any]:
@@ -69,13 +80,16 @@ def _listed(values: np.ndarray) -> tuple[float, ...]:
     return tuple(float(x) for x in values.reshape(-1))
 
 
-def entropy(ent_coef: Any, target_entropy: Any) -> dict[str, Any]:
-    """SB3's `auto`, `auto_0.1` or a number, and its target."""
-    values: dict[str, Any] = {"target_entropy": None if target_entropy == "auto" else target_entropy}
-    if not isinstance(ent_coef, str) or not ent_coef.startswith("auto"):
-        return values | {"ent_coef": ent_coef}
-    start = ent_coef.partition("_")[2]
+def _entropy(values: Mapping[str, Any]) -> dict[str, Any]:
+    """SB3's `auto` and `auto_0.1` where they stand for the weight of the entropy or its target."""
+    found: dict[str, Any] = {}
+    if values.get("target_entropy") == "auto":
+        found["target_entropy"] = None
+    given = values.get("ent_coef")
+    if not isinstance(given, str) or not given.startswith("auto"):
+        return found
+    start = given.partition("_")[2]
     try:
-        return values | ({"ent_coef_init": float(start)} if start else {})
+        return found | {"ent_coef": None} | ({"ent_coef_init": float(start)} if start else {})
     except ValueError:
-        raise ConfigError(f"ent_coef must be a number, 'auto' or 'auto_0.1', got {ent_coef!r}.") from None
+        raise ConfigError(f"ent_coef must be a number, 'auto' or 'auto_0.1', got {given!r}.") from None
