@@ -3,7 +3,7 @@
     python benchmarks/fixed_indices.py ENV [--steps 300000] [--jobs 2]
 
 What a bandit could have found if it had known. Indices are spread evenly over the space (a Sobol sequence in
-the cells of 1/τ_1, 1/τ_2 and ε); each agent's final greedy policy plays 100 episodes on fresh seeds. Writes
+the cells of 1/τ_1, 1/τ_2 and ε, in their logarithm where the cells are); each agent's final greedy policy plays 100 episodes on fresh seeds. Writes
 docs/results/fixed/ENV.json; results of agents that exist are kept.
 """
 
@@ -37,9 +37,15 @@ def indices(env: str) -> list[list[float]]:
     plan = launch.plan("gdi", env)
     spec = registry.make(env, n_envs=1, backend="inline").spec
     space = launch.algorithm_class("gdi")(spec, plan.config, 1.0).space
-    lows, highs = zip(*((float(c.edges[0]), float(c.edges[-1])) for c in space.coordinates), strict=True)
-    drawn = qmc.Sobol(len(lows), seed=0).random(32)[:TRIED]
-    return [[round(float(x), 4) for x in point] for point in qmc.scale(drawn, lows, highs)]
+    drawn = qmc.Sobol(len(space.coordinates), seed=0).random(32)[:TRIED]
+    return [[at(*pair) for pair in zip(space.coordinates, point, strict=True)] for point in drawn]
+
+
+def at(coordinate: Any, share: float) -> float:
+    """The number that has this share of a coordinate's interval below it, as its cells are spaced."""
+    low, high = float(coordinate.edges[0]), float(coordinate.edges[-1])
+    value = low * (high / low) ** share if coordinate.log else low + (high - low) * share
+    return round(float(value), 4)
 
 
 def main() -> None:
