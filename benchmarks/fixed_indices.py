@@ -3,8 +3,8 @@
     python benchmarks/fixed_indices.py ENV [--steps 300000] [--jobs 2]
 
 What a bandit could have found if it had known. Indices are spread evenly over the space (a Sobol sequence in
-the cells of 1/τ_1, 1/τ_2 and ε, in their logarithm where the cells are); each agent's final greedy policy plays 100 episodes on fresh seeds. Writes
-docs/results/fixed/ENV.json; results of agents that exist are kept.
+the cells of 1/τ_1, 1/τ_2 and ε, in their logarithm where the cells are); each agent's final greedy policy
+plays 100 episodes on fresh seeds. Writes docs/results/fixed/ENV.json; results of agents that exist are kept.
 """
 
 from __future__ import annotations
