@@ -212,7 +212,7 @@ def _asynchronous(
             f"actor_kind={settings.actor_kind} are for driver=async. Leave them out."
         )
     crew = Crew(
-        settings.actors,
+        settings.actors or 2 - algo.spec.rows % 2,
         settings.actor_kind,
         settings.actor_pull,
         settings.learner_push,

@@ -85,8 +85,8 @@ class Settings:
     """auto: act and learn in turn; async: actors act while the learner learns; cluster: the same on Ray"""
     address: str = ""
     """of the Ray cluster for driver=cluster; empty starts one in this machine"""
-    actors: int = 2
-    """actors of driver=async and cluster, among which the n_envs rows are shared"""
+    actors: int = 0
+    """actors of driver=async and cluster, which share the n_envs rows; 0: two, or one where the rows are odd"""
     learner: Literal["here", "cluster"] = "here"
     """where networks and updates of driver=cluster are: in this process, or in a Ray actor on any node"""
     learner_gpus: float = 0.0

@@ -280,6 +280,15 @@ def test_a_folder_for_weights_that_nobody_reads_is_told(driver: Any, needed: str
     assert _unread(replace(given, slot_folder="")) == []
 
 
+@pytest.mark.parametrize(("rows", "actors"), [(1, 1), (3, 1), (4, 2)])
+def test_as_many_actors_as_share_the_rows(rows: int, actors: int) -> None:
+    cls, settings = algorithm_class("dqn"), Settings(driver="async", actor_kind="thread", n_envs=rows)
+    made = assemble(cls, "CartPole-v1", settings, cls.Config(buffer_size=100), (0,), eval_env=False)
+    made.driver.close()
+    assert isinstance(made.driver, Async)
+    assert made.driver.crew.actors == actors
+
+
 def test_what_cannot_be_asynchronous_is_refused() -> None:
     def attempt(
         algorithm: str, env: Any = "CartPole-v1", seeds: tuple[int, ...] = (0,), **settings: Any
@@ -290,7 +299,7 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"PPO learns from what.*and driver=cluster act.*Use gdi, dqn"):
         attempt("ppo", n_envs=2, driver="cluster")
     with pytest.raises(ConfigError, match=r"n_envs=3 rows cannot be shared evenly by actors=2.*n_envs=4"):
-        attempt("gdi", n_envs=3)
+        attempt("gdi", n_envs=3, actors=2)
     with pytest.raises(ConfigError, match="one seed at a time"):
         attempt("gdi", n_envs=2, seeds=(0, 1))
     with pytest.raises(ConfigError, match=r"driver=async and driver=cluster build.*need an id"):
