@@ -55,14 +55,18 @@ READERS = (
 
 def unread(config: Any, readers: Iterable[Reader] = READERS) -> list[str]:
     """Warnings about settings that were given and that nothing reads."""
+    return [
+        f"Nothing reads {', '.join(told)} without {needed}."
+        for names, reads, needed in readers
+        if (told := given(config, names)) and not reads(config)
+    ]
+
+
+def given(config: Any, names: Iterable[str]) -> list[str]:
+    """Those of these settings that are not their defaults, as `name=value`."""
     default = {f.name: f.default for f in fields(config)}
-    found = []
-    for names, reads, needed in readers:
-        given = [n for n in names if n in default and getattr(config, n) != default[n]]
-        if given and not reads(config):
-            told = ", ".join(f"{n}={getattr(config, n)!r}" for n in given)
-            found.append(f"Nothing reads {told} without {needed}.")
-    return found
+    changed = [n for n in names if n in default and getattr(config, n) != default[n]]
+    return [f"{n}={getattr(config, n)!r}" for n in changed]
 
 
 def check_ranges(config: Any, **more: Range) -> None:

@@ -86,7 +86,7 @@ class Settings:
     address: str = ""
     """of the Ray cluster for driver=cluster; empty starts one in this machine"""
     actors: int = 0
-    """actors of driver=async and cluster, which share the n_envs rows; 0: two, or one where the rows are odd"""
+    """actors of driver=async and cluster, which share the n_envs rows; 0: two, or one where rows are odd"""
     learner: Literal["here", "cluster"] = "here"
     """where networks and updates of driver=cluster are: in this process, or in a Ray actor on any node"""
     learner_gpus: float = 0.0

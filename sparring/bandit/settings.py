@@ -16,7 +16,7 @@ from sparring.bandit.registry import defaults
 from sparring.bandit.space import Coordinate, Space
 from sparring.config import configuration
 from sparring.errors import ConfigError, nearest
-from sparring.limits import Reader, unread
+from sparring.limits import given
 from sparring.ranges import COUNT, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range
 from sparring.spaces import EnvSpec
 from sparring.types import Behaviour
@@ -237,18 +237,17 @@ class Controlled:
         takes the place of; refuses one that cannot be made."""
         if self.config.controller != "none":
             controller_for(self.config, self.space, self.spec.rows)
-            readers = [
-                Reader(names, lambda _: False, f"leaving {chosen} out of controller_space")
+            return [
+                f"The controller chooses {chosen} in the place of {', '.join(told)}."
                 for chosen, names in self.replaced.items()
-                if chosen in self.chosen
+                if chosen in self.chosen and (told := given(self.config, names))
             ]
-            return unread(self.config, readers)
-        others = [field for field in fields(ControlConfig) if field.name != "controller"]
-        given = [(f.name, value) for f in others if (value := getattr(self.config, f.name)) != f.default]
-        if not given:
+        told = given(self.config, (f.name for f in fields(ControlConfig) if f.name != "controller"))
+        if not told:
             return []
-        words = ", ".join(f"{name}={value!r}" for name, value in given)
-        return [f"Nothing reads {words} with controller='none'. Choose a controller, or leave them out."]
+        return [
+            f"Nothing reads {', '.join(told)} with controller='none'. Choose a controller, or leave them out."
+        ]
 
     def behaviour(self, point: Float[Array, "B C"]) -> Behaviour:
         """How rows act at these points; coordinates that only learning reads are left out."""

@@ -18,7 +18,7 @@ from sparring.config import Linear, Piecewise, from_mapping
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.classic.pendulum import Pendulum
 from sparring.errors import ConfigError
-from sparring.limits import RANGES, READERS, Reader, check_ranges
+from sparring.limits import RANGES, READERS, Reader, check_ranges, given
 from sparring.replay import offpolicy
 
 CONTINUOUS = ("sac", "td3", "crossq")
@@ -73,7 +73,6 @@ def test_no_bound_and_no_reader_is_of_a_setting_that_nobody_has() -> None:
     ("a2c", {"core_heads": 3, "core": "gru"}, "core='transformer'"),
     ("reinforce", {"clip_obs": 3.0}, "normalize_obs=True"),
     ("pqn", {"core_layers": 2}, "a core"),
-    ("pqn", {"controller": "thompson", "exploration_fraction": 0.3}, "leaving epsilon out"),
     ("dqn", {"priority_alpha": 0.3}, "prioritized=True"),
     ("dqn", {"prioritized": True, "priority_eta": 0.3}, "prioritized=True and a core"),
     ("dqn", {"exploration": "noisy", "exploration_final_eps": 0.3}, "exploration='epsilon'"),
@@ -91,6 +90,13 @@ def test_a_setting_that_nothing_reads_is_told(name: str, values: dict[str, Any],
     assert needed in told[0]
 
 
+def test_what_a_controller_takes_the_place_of_is_told() -> None:
+    (told,) = check("pqn", controller="thompson", exploration_fraction=0.3)
+    assert told == "The controller chooses epsilon in the place of exploration_fraction=0.3."
+    values = {"controller": "thompson", "controller_space": ["q_lambda:0.1:0.9:4"]}
+    assert check("pqn", exploration_fraction=0.3, **values) == []
+
+
 def test_what_is_read_is_not_told() -> None:
     values = {"core": "transformer", "core_size": 8, "core_heads": 2, "core_window": 4, "burn_in": 2}
     assert check("dqn", prioritized=True, priority_alpha=0.3, priority_eta=0.3, **values) == []
@@ -103,19 +109,14 @@ def test_presets_have_nothing_that_nobody_reads(name: str) -> None:
     for env in found:
         config = launch.plan(name, env).config
         for reader in readers(name):
-            if given := changed(config, reader.names):
-                assert reader.reads(config), (env, given)
+            if told := given(config, reader.names):
+                assert reader.reads(config), (env, told)
 
 
 def readers(name: str) -> tuple[Reader, ...]:
     if name in ("dqn", *CONTINUOUS):
         return (*READERS, *offpolicy.OWN_READERS)
     return (*READERS, *gdi.OWN_READERS) if name == "gdi" else READERS
-
-
-def changed(config: Any, names: tuple[str, ...]) -> list[str]:
-    defaults = {field.name: field.default for field in fields(config)}
-    return [name for name in names if name in defaults and getattr(config, name) != defaults[name]]
 
 
 def test_sb3s_words_are_understood_wherever_settings_are_given() -> None:
