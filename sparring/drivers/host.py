@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,23 @@ class Trees(NamedTuple):
     """whether acting happens elsewhere: weights then travel as few arrays"""
 
 
+Shared: TypeAlias = tuple[int | None, ...]
+"""Where each of the weights to act with stands among what learning keeps; None where nowhere."""
+
+
+def shared(policy: Callable[[Any], list[Any]], kept: list[Any]) -> Shared:
+    """Which of the weights to act with are what learning keeps, untouched: handing those over once more
+    would copy a network in every iteration."""
+    traced = jax.make_jaxpr(policy)(kept).jaxpr
+    places = {id(variable): place for place, variable in enumerate(traced.invars)}
+    return tuple(places.get(id(weight)) for weight in traced.outvars)
+
+
+def own(shared: Shared, weights: list[Any]) -> list[Any]:
+    """The weights that stand nowhere else."""
+    return [weight for weight, place in zip(weights, shared, strict=True) if place is None]
+
+
 @cache
 def _storing(trees: Trees) -> Any:
     """The replay's data and live part with one more rollout, in place, and whether it is ready."""
@@ -121,8 +138,8 @@ def _storing(trees: Trees) -> Any:
 
 
 @cache
-def _learning(trees: Trees, added: bool | None) -> Any:
-    """One iteration of learning on flat lists, and what acting needs in the next one.
+def _learning(trees: Trees, added: bool | None, shared: Shared) -> Any:
+    """One iteration of learning on flat lists, and what acting needs in the next one and they do not hold.
 
     `added` None adds the rollout first; else it was added, and says whether the replay is ready: its data are
     only read. A program that writes and reads them, or has a choice, copies them. Flattening Equinox modules
@@ -152,7 +169,7 @@ def _learning(trees: Trees, added: bool | None) -> Any:
             jax.tree.leaves((learner.train, learner.episodes)),
             jax.tree.leaves(learner.replay.live),
             jax.tree.leaves(learner.replay.data) if added is None else [],
-            pack(weights) if trees.apart else weights,
+            pack(weights) if trees.apart else own(shared, weights),
             _stream(key, iteration + 1, keys.ACT, algo.plan.rollout),
             pack([metrics[name] for name in trees.names]),
         )
@@ -388,7 +405,7 @@ class Host:
     def _learned(self, added: bool | None, rollout: Transition, key: Key, iteration: Any) -> list[np.ndarray]:
         """One call of `_learning`'s program."""
         if added not in self._programs:
-            self._programs[added] = _learning(self._trees, added)
+            self._programs[added] = _learning(self._trees, added, self._shared)
         self._kept, self._live, data, *ahead, values = self._programs[added](
             self._floats, self._kept, self._live, self._data, rollout, key, iteration
         )
@@ -549,11 +566,10 @@ class Host:
         if self._ahead is None:
             steps = _stream(self._key, np.int32(self.iteration), keys.ACT, algo.plan.rollout)
             weights = self._policy(algo, self.learner.train)
-            self._ahead = (weights if self._near is None else pack(weights), steps)
-        weights, steps = self._ahead
-        floats = self._floats
+            self._ahead = (own(self._shared, weights) if self._near is None else pack(weights), steps)
+        steps, weights, floats = self._ahead[1], self.weights(), self._floats
         if self._near is not None:
-            weights, floats = jax.device_put(self.weights(), self._near), self._floats_near
+            weights, floats = jax.device_put(weights, self._near), self._floats_near
         stream = iter(np.asarray(steps))
         compiled, remembers = self._act, self._remembers
 
@@ -565,10 +581,21 @@ class Host:
         return acting
 
     def weights(self) -> list[Any]:
-        """What acting needs of the newest weights, as a flat list."""
+        """What acting needs of the newest weights, as a flat list; the next update may take them away."""
         if self._ahead is None:
             return self._policy(self.algo, self.learner.train)
-        return self._ahead[0] if self._near is None else self._weights(self._ahead[0])
+        if self._near is not None:
+            return self._weights(self._ahead[0])
+        rest = iter(self._ahead[0])
+        return [next(rest) if place is None else self._kept[place] for place in self._shared]
+
+    @cached_property
+    def _shared(self) -> Shared:
+        """Where the weights to act with stand in `_kept`."""
+        tree = self._trees.kept
+        return shared(
+            lambda kept: jax.tree.leaves(self.algo.policy(jax.tree.unflatten(tree, kept)[0])), self._kept
+        )
 
     @cached_property
     def _weights(self) -> Unpack:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
-from conftest import as_numpy, differences
+from conftest import agent, as_numpy, differences
 
 from sparring.algos.dqn import DQN, DQNConfig
 from sparring.drivers.host import Host
@@ -76,3 +77,21 @@ def test_a_folder_that_cannot_be_used_and_a_disk_that_is_too_small_are_refused(t
         driver(buffer="host", buffer_folder=str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"takes .* of (memory|the disk)"):
         driver(buffer="host", buffer_folder=str(tmp_path), buffer_size=10**11)
+
+
+@pytest.mark.parametrize(("name", "env"), [
+    ("sac", "Pendulum-v1"), ("gdi", "CartPole-v1"), ("ppo", "CartPole-v1")
+])  # fmt: skip
+def test_what_acts_is_what_was_learned_and_stands_once_in_memory(name, env):
+    world = registry.make(env, n_envs=4)
+    made = Host(agent(name, world, 4), registry.host(world, 4), 0)
+    before = [np.array(x) for x in made.weights()]
+    made.advance(12)
+    acting, kept = made.weights(), {id(x) for x in jax.tree.leaves(made.train_state())}
+    policy = jax.tree.leaves(made.algo.policy(made.train_state()))
+    for one, other in zip(acting, policy, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any((one != other).any() for one, other in zip(before, acting, strict=True))
+    large = [x for x in acting if x.size > 8]
+    assert large
+    assert all(id(x) in kept for x in large)
