@@ -21,7 +21,7 @@ README = """
     vec_env = model.get_env()
     obs = vec_env.reset()
     returns = []
-    for i in range(200):
+    for i in range(501):
         action, _states = model.predict(obs, deterministic=True)
         obs, reward, done, info = vec_env.step(action)
         if done[0]:
