@@ -65,7 +65,7 @@ def action_noise(noise: Any) -> dict[str, Any]:
         return {"noise": "normal", **_moments(noise)}
     raise ConfigError(
         f"action_noise={type(noise).__name__} is not known. Use NormalActionNoise or "
-        "OrnsteinUhlenbeckActionNoise from sparring.common.noise."
+        "OrnsteinUhlenbeckActionNoise from sparring.common.noise, or noise=normal with noise_std=0.1."
     )
 
 

@@ -125,6 +125,8 @@ def test_sb3s_words_are_understood_wherever_settings_are_given() -> None:
     assert (config.train_freq, config.ent_coef, config.ent_coef_init) == (2, None, 0.2)
     with pytest.raises(ConfigError, match="not episodes"):
         launch.plan("td3", "Pendulum-v1", values={"train_freq": [1, "episode"]})
+    with pytest.raises(ConfigError, match=r"noise=normal with noise_std=0\.1"):
+        launch.plan("td3", "Pendulum-v1", values={"action_noise": 0.1})
     model = TD3("MlpPolicy", "Pendulum-v1", run_dir=False)
     assert model.config.noise == "none"
     model.action_noise = NormalActionNoise([0.0], [0.3])
