@@ -109,7 +109,7 @@ Shared: TypeAlias = tuple[int | None, ...]
 """Where each of the weights to act with stands among what learning keeps; None where nowhere."""
 
 
-def shared(policy: Callable[[Any], list[Any]], kept: list[Any]) -> Shared:
+def find_shared(policy: Callable[[Any], list[Any]], kept: list[Any]) -> Shared:
     """Which of the weights to act with are what learning keeps, untouched: handing those over once more
     would copy a network in every iteration."""
     traced = jax.make_jaxpr(policy)(kept).jaxpr
@@ -593,7 +593,7 @@ class Host:
     def _shared(self) -> Shared:
         """Where the weights to act with stand in `_kept`."""
         tree = self._trees.kept
-        return shared(
+        return find_shared(
             lambda kept: jax.tree.leaves(self.algo.policy(jax.tree.unflatten(tree, kept)[0])), self._kept
         )
 
