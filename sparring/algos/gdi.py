@@ -89,6 +89,9 @@ class GDIConfig(AgentConfig, BinsConfig, ControlConfig):
     """λ of V-trace"""
     q_trace: Schedulable = 0.95
     """λ of Retrace"""
+    doubly_robust: bool = False
+    """V's target corrects by Q of the action taken instead of by V (CASA's trace): clipped ratios then leave
+    V the value of the target policy, however sharp the behaviour was"""
     v_coef: Schedulable = 1.0
     """weight of the value losses"""
     q_coef: Schedulable = 10.0
@@ -504,7 +507,10 @@ def loss(
     goes_on = jnp.broadcast_to(here[..., None], reward.shape)
 
     fixed = jax.lax.stop_gradient((judged.value, q))
-    corrected = vtrace(reward, discount, fixed[0], follows, goes_on, ratio, c.rho_bar, c.c_bar, c.v_trace)
+    baseline = fixed[1] if c.doubly_robust else None
+    corrected = vtrace(
+        reward, discount, fixed[0], follows, goes_on, ratio, c.rho_bar, c.c_bar, c.v_trace, baseline
+    )
     target = retrace(reward, discount, fixed[1], follows, goes_on, ratio, c.c_bar, c.q_trace)
     rho = jnp.minimum(c.rho_bar, ratio)
 

@@ -31,14 +31,17 @@ def vtrace(
     rho_bar: Any,
     c_bar: Any,
     trace: Any = 1.0,
+    baseline: Float[Array, "T ..."] | None = None,
 ) -> VTrace:
     """Espeholt et al. (2018, eq. 1), as a backward recursion.
 
-    v_t = V_t + ρ_t (r_t + γ_t V'_t - V_t) + γ_t c_t (v_{t+1} - V_{t+1}), ρ = min(ρ̄, π/μ), c = λ min(c̄, π/μ);
+    v_t = V_t + ρ_t (r_t + γ_t V'_t - b_t) + γ_t c_t (v_{t+1} - V_{t+1}), ρ = min(ρ̄, π/μ), c = λ min(c̄, π/μ);
     the advantage is r_t + γ_t v_{t+1} - V_t. γ_t is 0 after a termination; V'_t is the value of what truly
-    followed the step.
+    followed the step. The baseline b is V; given Q of the actions taken instead, the trace is doubly robust
+    (Xiao et al. 2021): where Q is right, clipped ratios do not move v away from E_π Q.
     """
-    delta = jnp.minimum(rho_bar, ratio) * (reward + discount * next_value - value)
+    subtracted = value if baseline is None else baseline
+    delta = jnp.minimum(rho_bar, ratio) * (reward + discount * next_value - subtracted)
     decay = jnp.where(goes_on, discount * trace * jnp.minimum(c_bar, ratio), 0.0)
     gain = backwards(decay, delta)
     ahead = jnp.concatenate([gain[1:], jnp.zeros_like(gain[:1])])

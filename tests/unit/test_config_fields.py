@@ -280,6 +280,7 @@ OWN: dict[str, dict[str, Trial]] = {
         "c_bar": Trial(0.1),
         "v_trace": Trial(0.1),
         "q_trace": Trial(0.1),
+        "doubly_robust": Trial(True),
         "v_coef": Trial(0.1),
         "q_coef": Trial(0.1),
         "pi_coef": Trial(0.1),

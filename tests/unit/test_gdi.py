@@ -372,7 +372,7 @@ def by_definition(nets: Any, c: GDIConfig, data: Transition, sizes: tuple[int, .
                 lasted = 1 if x.elapsed is None else x.elapsed[n, t]
                 disc = 0.0 if x.terminated[n, t] else gamma**lasted
                 goes_on = place + 1 < len(block)  # sequences are of one episode
-                vs = v + rho * (r + disc * follows - v)
+                vs = v + rho * (r + disc * follows - (q if c.doubly_robust else v))
                 if goes_on:
                     vs += disc * c.v_trace * clipped * (vs_next - v_ahead)
                 adv = r + disc * (vs_next if goes_on else follows) - v
@@ -388,14 +388,17 @@ def by_definition(nets: Any, c: GDIConfig, data: Transition, sizes: tuple[int, .
     return {**parts, "advantage bias": by_advantage.reshape(-1)}
 
 
-@pytest.mark.parametrize(("core", "burn_in", "sizes"), [("none", 0, (3, 2)), ("gru", 1, (3,))])
-def test_the_loss_by_its_definition(core: str, burn_in: int, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("core", "burn_in", "sizes", "robust"),
+    [("none", 0, (3, 2), False), ("none", 0, (3, 2), True), ("gru", 1, (3,), False)],
+)
+def test_the_loss_by_its_definition(core: str, burn_in: int, sizes: tuple[int, ...], robust: bool) -> None:
     """Both heads' losses, their weighted sum, and what reaches V and A, where no target may be moved."""
     space = Discrete(*sizes) if len(sizes) == 1 else MultiDiscrete(sizes)
     config = GDIConfig(
         net_arch=(8,), core=core, core_size=5, burn_in=burn_in, sequence_length=LENGTH, gammas=(0.95, 0.6),
         shaping=("optimistic", "none"), reward_scale=0.5, target_temperature=0.7, rho_bar=1.2, c_bar=0.9,
-        v_trace=0.8, q_trace=0.95, v_coef=1.5, q_coef=3.0, pi_coef=2.0,
+        v_trace=0.8, q_trace=0.95, v_coef=1.5, q_coef=3.0, pi_coef=2.0, doubly_robust=robust,
     )  # fmt: skip
     algo = GDI(EnvSpec("made-up", Box((3,), -1.0, 1.0), space, rows=COUNT), config, 10.0)
     nets = quick(algo.init)(jax.random.key(0)).nets

@@ -50,11 +50,12 @@ def test_the_recursions_equal_the_sums(seed: int, steps: int, trace: float) -> N
     follows = np.where(goes_on, np.append(value[1:], 0.0), follows)
     ratio = rng.uniform(0.0, 3.0, steps)
     rho, c = np.minimum(1.05, ratio), trace * np.minimum(1.05, ratio)
-    v_sum, q_sum = value.copy(), np.zeros(steps)
+    v_sum, robust_sum, q_sum = value.copy(), value.copy(), np.zeros(steps)
     for s in range(steps):
         weight = 1.0
         for t in range(s, steps):
             v_sum[s] += weight * rho[t] * (reward[t] + discount[t] * follows[t] - value[t])
+            robust_sum[s] += weight * rho[t] * (reward[t] + discount[t] * follows[t] - q[t])
             weight *= discount[t] * c[t]
             if not goes_on[t]:
                 break
@@ -69,5 +70,26 @@ def test_the_recursions_equal_the_sums(seed: int, steps: int, trace: float) -> N
     on, ratios = jnp.asarray(goes_on), jnp.float32(ratio)
     made = quick(vtrace)(*arrays, on, ratios, 1.05, 1.05, trace)
     assert np.asarray(made.target) == pytest.approx(v_sum, abs=1e-4)
+    robust = quick(vtrace)(*arrays, on, ratios, 1.05, 1.05, trace, jnp.float32(q))
+    assert np.asarray(robust.target) == pytest.approx(robust_sum, abs=1e-4)
     target = quick(retrace)(arrays[0], arrays[1], jnp.float32(q), arrays[3], on, ratios, 1.05, trace)
     assert np.asarray(target) == pytest.approx(q_sum, abs=1e-4)
+
+
+def test_only_the_doubly_robust_trace_keeps_the_value_of_the_target_policy() -> None:
+    """One state, two actions that earn 1 and 0, a target policy that is even, and a behaviour that takes the
+    first nine times of ten. With Q right, V = ½ is where the doubly robust trace stays on average; V-trace,
+    whose ratio of the second action is clipped, goes to the value of a policy nearer to the behaviour."""
+    earned, mu = np.float32([1.0, 0.0]), np.array([0.9, 0.1])
+    zeros, on = jnp.zeros(2), jnp.zeros(2, bool)
+    ratio = jnp.float32(0.5 / mu)
+
+    def pull(value: float, *baseline: jnp.ndarray) -> float:
+        made = vtrace(
+            jnp.asarray(earned), zeros, jnp.full(2, value), zeros, on, ratio, 1.0, 1.0, 1.0, *baseline
+        )
+        return float(mu @ (np.asarray(made.target) - value))
+
+    assert pull(0.5, jnp.asarray(earned)) == pytest.approx(0.0, abs=1e-7)
+    assert pull(0.5) > 0.1
+    assert pull(0.5 / 0.6) == pytest.approx(0.0, abs=1e-6)  # min(μ, π) = (0.5, 0.1), made a policy
