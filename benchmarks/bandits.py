@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparring.bandit import Control, Controller, Coordinate, Selector, Space, make
+from sparring.bandit.settings import contemporaries
 from sparring.evaluation.statistics import interval
 from sparring.ops import keys
 
@@ -105,7 +106,19 @@ WORLDS = {
         "one good value among 600 of a single coordinate", 2, growth=1.0, noise=0.1, cells=(600,), main=False
     ),
 }
-NAMES = ("thompson", "sw_ucb", "gdi_tiles", "gdi_tiles_faithful", "lbc_regions", "uniform", "fixed", "ladder")
+TRAINING = "thompson_in_training"
+"""The default as algorithms make it, which remembers and ranks against fewer episodes."""
+NAMES = (
+    "thompson",
+    TRAINING,
+    "sw_ucb",
+    "gdi_tiles",
+    "gdi_tiles_faithful",
+    "lbc_regions",
+    "uniform",
+    "fixed",
+    "ladder",
+)
 CONTROLS = ("uniform", "fixed", "ladder")
 
 
@@ -116,6 +129,9 @@ def selector(name: str, world: World, **options: Any) -> Selector:
         options = {"arms": 600, **options}  # where 600 arms are the question, it gets them all
     if name == "fixed":
         options["point"] = (299.0,) if len(cells) == 1 else (0.5, 0.5, 0.5)
+    if name == TRAINING:
+        name, told = "thompson", contemporaries("thompson", table, ROWS)
+        options = {option: int(number) for option, number in told.items()} | options
     return make(name, table, **options)
 
 
@@ -215,15 +231,19 @@ def verdict(worlds: dict[str, Any]) -> list[str]:
     for world_name, world in worlds.items():
         seen = {name: interval(np.asarray(world["selectors"][name]["last"])) for name in NAMES}
         value = {name: found.value for name, found in seen.items()}
-        best = max(value, key=lambda name: value[name])
-        gap = 100.0 * (1.0 - value["thompson"] / value[best])
+        others = [value[name] for name in NAMES if name != TRAINING]
+        best = max((name for name in NAMES if name != TRAINING), key=lambda name: value[name])
+        gap, trained = (100.0 * (1.0 - value[name] / max(others)) for name in ("thompson", TRAINING))
         below = [
             f"`{n}`{'' if seen[n].high < value['uniform'] else ' (inside its interval)'}"
             for n in NAMES
             if n not in CONTROLS and value[n] < value["uniform"]
         ]
         place = "is the best" if best == "thompson" else f"{gap:.1f} % below `{best}`"
-        lines.append(f"- {world_name}: {place}; below uniform: {', '.join(below) or 'none'}")
+        as_trained = (
+            f"with training's options {abs(trained):.1f} % {'below' if trained > 0 else 'above'} the best"
+        )
+        lines.append(f"- {world_name}: {place}; {as_trained}; below uniform: {', '.join(below) or 'none'}")
     return lines
 
 
@@ -238,6 +258,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
     figure, axes = plt.subplots(2, 4, figsize=(16, 7), sharex=True, constrained_layout=True)
     looks = {
         "thompson": ("#1b6ca8", "-"),
+        TRAINING: ("#1b6ca8", "--"),
         "sw_ucb": ("#e08214", "-"),
         "gdi_tiles": ("#2a9d5c", "-"),
         "gdi_tiles_faithful": ("#2a9d5c", ":"),

@@ -51,6 +51,13 @@ def act(
     return algo.act(weights, state.carry, view(state), behaviour, key)
 
 
+def credited(weights: Any, reward: Float[Array, " B"]) -> Float[Array, " B"]:
+    """The reward as a controller is told it: NaN, which no selector counts, where actions are random whatever
+    it chose."""
+    random = getattr(weights, "random", None)
+    return reward if random is None else jnp.where(random, jnp.nan, reward)
+
+
 def settled(weights: Any) -> Any:
     """The weights for acting outside training, where nothing warms up."""
     if getattr(weights, "random", None) is None:

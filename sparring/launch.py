@@ -108,6 +108,11 @@ def plan(
             merged.setdefault(name, True)
             origin.setdefault(name, origin["normalize"])
     kwargs = merged.pop("env_kwargs", {})
+    if not isinstance(kwargs, Mapping):
+        raise ConfigError(
+            f"env_kwargs must be a table of the environment's arguments, got {kwargs!r}. Example: "
+            """--set 'env_kwargs={"g": 9.0}'."""
+        )
     ours = typing.get_type_hints(Settings)
     theirs = typing.get_type_hints(cls.Config)
     for key in merged:

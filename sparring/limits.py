@@ -20,6 +20,8 @@ RANGES = {
     **dict.fromkeys(("adam_eps", "rms_prop_eps", "weight_decay"), NOT_NEGATIVE),
     **dict.fromkeys(("clip_range", "clip_range_vf", "max_grad_norm", "target_kl"), Range(0.0, math.inf)),
     **dict.fromkeys(("v_trace", "q_trace"), PROBABILITY),
+    **dict.fromkeys(("v_coef", "q_coef", "pi_coef"), NOT_NEGATIVE),
+    "warmup": Range(0, whole=True),
     **dict.fromkeys(("adam_b1", "adam_b2"), DECAY),
     **dict.fromkeys(("rho_bar", "c_bar", "target_temperature"), POSITIVE),
     **dict.fromkeys(("clip_obs", "clip_reward"), ENDLESS),
@@ -51,6 +53,10 @@ READERS = (
     Reader(("noise_std", "noise_mean"), lambda c: c.noise != "none", "noise"),
     Reader(("noise_theta", "noise_dt"), lambda c: c.noise == "ou", "noise='ou'"),
 )
+
+
+SEQUENCES = Reader(("sequence_length",), lambda c: c.core != "none", "a core")
+"""For those whose batches are sequences only where there is a core."""
 
 
 def unread(config: Any, readers: Iterable[Reader] = READERS) -> list[str]:

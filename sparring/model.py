@@ -189,7 +189,12 @@ def _unread(settings: Settings) -> list[str]:
         "async": "slot=file",
         "cluster": "driver=async and slot=file",
     }[settings.driver]
-    return [f"Nothing reads {', '.join(given)} without {needed}."] if given else []
+    found = [f"Nothing reads {', '.join(given)} without {needed}."] if given else []
+    if settings.driver != "auto" and settings.backend != Settings.backend:
+        found.append(
+            f"Nothing reads backend={settings.backend!r} without driver=auto: actors step by themselves."
+        )
+    return found
 
 
 def _asynchronous(
@@ -444,6 +449,8 @@ class Model:
         self._replayed: Any = None
         self._bandit: Any = None
         """what replay and bandit held, while there is no driver"""
+        self._replay_file: Path | None = None
+        """of a replay to go on with, until there is an environment"""
         self._hosted = False
         self._train: Any = None
         self._horizon: float | None = None
@@ -467,6 +474,9 @@ class Model:
         algo = self.algo()
         for warning in algo.check() if hasattr(algo, "check") else ():
             self.say(f"Warning: {warning}")
+        notes = getattr(given.world, "by_hand", None)
+        if notes:
+            self.say(f"Note on steps of {self._spec.id} by hand: {'; '.join(notes)}.")
         marker = self.get_vec_normalize_env()
         if marker is not None:
             if marker.loaded and self._train is None and self._driver is None:
@@ -595,7 +605,7 @@ class Model:
         """The share of random choices now, of an algorithm that explores by it."""
         weights = self.algo().policy(self.train_state())
         if not hasattr(weights, "epsilon"):
-            raise ConfigError(f"{type(self).__name__} has no exploration_rate: it does not act by chance.")
+            raise AttributeError("exploration_rate")  # `__getattr__` says more
         return float(weights.epsilon)
 
     # -- acting ------------------------------------------------------------------------------------------
@@ -676,6 +686,7 @@ class Model:
         self._env, self._world, self._venv = env, given.world, given.venv
         self._settle(given)
         self._train = fitted(train, self.algo())
+        self._take_replay_file()
 
     def get_env(self) -> Any:
         """The environment as SB3's VecEnv; None when there is none."""
@@ -811,7 +822,7 @@ class Model:
                 f"{saved.algorithm.upper()}.load, not {cls.__name__}.load."
             )
         rebuild(saved, trust_code)
-        values = {**(custom_objects or {}), **settings}
+        values = translated({**(custom_objects or {}), **settings}, algorithm_class(cls.algorithm).Config)
         values.pop("lr_schedule", None)  # SB3 keeps a copy of learning_rate under this name
         facts = saved.metadata
         names = ("seed", "verbose", "tensorboard_log", "stats_window_size", "run_dir")
@@ -848,13 +859,22 @@ class Model:
 
     def load_replay_buffer(self, path: str | Path, truncate_last_traj: bool = True) -> None:
         """Goes on with the replay of a file that `save_replay_buffer` wrote; episodes begin anew, so the last
-        one of each row is cut where it stopped."""
+        one of each row is cut where it stopped. Without an environment it waits for `set_env`."""
         if not hasattr(self.config, "buffer_size"):
             raise ConfigError(f"{type(self).__name__} has no replay to load into.")
         if not truncate_last_traj:
             raise ConfigError("An unfinished episode cannot be gone on with: leave truncate_last_traj=True.")
         if not Path(path).is_file():
             raise CheckpointError(f"There is no file {str(path)!r}; save_replay_buffer writes one.")
+        self._replay_file = Path(path)
+        if self._world is not None:
+            self._take_replay_file()
+
+    def _take_replay_file(self) -> None:
+        """Goes on with the replay that was asked for, now that there is an environment."""
+        path, self._replay_file = self._replay_file, None
+        if path is None:
+            return
         self.forget_driver()
         driver: Any = self.driver(host=self._hosted, fresh=False)
         if not driver.take_over(tree.unflatten(driver.replayed(), tensors.read(Path(path)))):

@@ -704,7 +704,7 @@ def doubtful(trace: Mapping[str, np.ndarray], first: int) -> list[int]:
 
 def may_be_absent(name: str) -> bool:
     """Whether a metric is not finite where it was not measured."""
-    return name in SPARSE or name.startswith("env/")
+    return name in SPARSE or name.startswith(("env/", "bandit/"))
 
 
 def measured(values: dict[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import xlogy
 from jaxtyping import Array, Float, Int
 
 from sparring.bandit.settings import ControlConfig, Controlled, Selection
@@ -142,6 +143,7 @@ OWN_READERS = (
         lambda c: c.prioritized,
         "prioritized=True",
     ),
+    Reader(("sample_reuse",), lambda c: c.gradient_steps == -1, "gradient_steps=-1"),
     Reader(
         ("index_cells", "sharpness_range", "sharpness_log"),
         lambda c: c.controller != "none" and not c.controller_space,
@@ -529,7 +531,7 @@ def loss(
         "train/loss": total,
         "train/ratio_clipped": masked_mean(jnp.mean(ratio > c.rho_bar, axis=-1), steps.mask),
         "train/ratio_one": masked_mean(jnp.mean(jnp.abs(ratio - 1.0) < 1e-3, axis=-1), steps.mask),
-        "train/behaviour_kl": masked_mean(jnp.mean(ratio - 1.0 - jnp.log(ratio + 1e-8), axis=-1), steps.mask),
+        "train/behaviour_kl": masked_mean(jnp.mean(xlogy(ratio, ratio) - ratio + 1.0, axis=-1), steps.mask),
     }
     if steps.extras.noted is not None:
         drift = jnp.mean(jnp.abs(judged.value - steps.extras.noted.value), axis=-1)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.limits import check_ranges, unread
+from sparring.limits import READERS, SEQUENCES, check_ranges, unread
 from sparring.nets import checkup, policy, sight
 from sparring.nets.policy import Choice, Nets, PolicyConfig, Weights
 from sparring.nets.sight import Carry, RewardStats
@@ -133,7 +133,7 @@ class PPO(Controlled):
                 "n_steps × n_envs = 1: an advantage cannot be standardised alone. Use n_steps=2 or more, "
                 "or normalize_advantage=false."
             )
-        return [*self._check_batches(), *unread(c), *self.unread()]
+        return [*self._check_batches(), *unread(c, (*READERS, SEQUENCES)), *self.unread()]
 
     def _check_batches(self) -> list[str]:
         c, transitions = self.config, self.config.n_steps * self.spec.rows

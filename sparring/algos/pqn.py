@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from sparring.bandit.settings import ControlConfig, Controlled
 from sparring.config import Linear, Schedulable, algorithm, configuration, resolve
 from sparring.errors import ConfigError
-from sparring.limits import EXPLORATION, check_ranges, unread
+from sparring.limits import EXPLORATION, READERS, SEQUENCES, check_ranges, unread
 from sparring.nets import checkup, sight, values
 from sparring.nets.sight import AgentConfig, BinsConfig, Carry, RewardStats, Stored
 from sparring.nets.values import QNet, QWeights
@@ -120,7 +120,7 @@ class PQN(Controlled):
                 f"n_steps = {c.n_steps} is not a multiple of sequence_length = {self._length}: the rollout "
                 "cannot be cut into sequences. Choose a divisor, or 0 for the whole rollout."
             )
-        return [*unread(c), *self.unread()]
+        return [*unread(c, (*READERS, SEQUENCES)), *self.unread()]
 
     @property
     def _length(self) -> int:

@@ -115,7 +115,10 @@ class TD3(Controlled):
         noise.check(self.config, self.spec)
         if self.config.n_critics < 1 or self.config.policy_delay < 1:
             raise ConfigError("n_critics and policy_delay must be at least 1.")
-        return [*offpolicy.unwise(self.config), *self.unread()]
+        found = [*offpolicy.unwise(self.config), *self.unread()]
+        if "noise" in self.chosen and self.config.noise == "none":
+            found.append("The controller chooses a factor on noise, and there is none: set noise='normal'.")
+        return found
 
     def _rule(self) -> optim.Adam:
         return optim.Adam(self.config.adam_eps)

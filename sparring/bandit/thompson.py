@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtr, ndtri
+from jax.scipy.special import log_ndtr
 from jaxtyping import Array, Bool, Float
 
 from sparring.bandit import pool as pools
@@ -19,6 +19,9 @@ from sparring.bandit.space import Space
 from sparring.ops import keys
 from sparring.ranges import COUNT, ENDLESS, POSITIVE, PROBABILITY, check_options
 from sparring.types import Key
+
+POINTS = 512
+"""Places at which densities of draws are compared."""
 
 
 class ThompsonState(NamedTuple):
@@ -109,16 +112,20 @@ class Thompson:
         return self._floored(self.wins(state))
 
     def wins(self, state: ThompsonState) -> Float[Array, "C K"]:
-        """The probability with which each cell's draw is the best, by quadrature over its own posterior."""
+        """The probability with which each cell's draw is the best: ∫ φ_k / Φ_k Π_j Φ_j over where the largest
+        draw can lie."""
         mean, sd = posterior(state)
         sd = sd * self.spread
-        exists = jnp.asarray(self.space.exists)
-        points = jnp.asarray(ndtri((np.arange(64) + 0.5) / 64))
-        drawn = mean[..., None] + sd[..., None] * points  # [C, K, 64]
-        beaten = (drawn[:, :, None] - mean[:, None, :, None]) / sd[:, None, :, None]  # [C, K, other K, 64]
-        matters = exists[:, None, :] & ~jnp.eye(mean.shape[1], dtype=bool)
-        chance = jnp.where(matters[..., None], ndtr(beaten), 1.0).prod(axis=2).mean(axis=2)
-        chance = jnp.where(exists, chance, 0.0)
+        exists = jnp.asarray(self.space.exists)[..., None]
+        low, high = (
+            jnp.max(jnp.where(exists[..., 0], mean + side * sd, -jnp.inf), axis=1) for side in (-5, 5)
+        )
+        x = low[:, None] + (high - low)[:, None] * jnp.asarray((np.arange(POINTS) + 0.5) / POINTS)
+        z = (x[:, None] - mean[..., None]) / sd[..., None]  # [C, K, POINTS]
+        below = jnp.where(exists, log_ndtr(z), 0.0)
+        density = -0.5 * jnp.square(z) - jnp.log(sd)[..., None] - below + below.sum(axis=1, keepdims=True)
+        most = jnp.max(jnp.where(exists, density, -jnp.inf), axis=(1, 2), keepdims=True)
+        chance = jnp.where(exists, jnp.exp(density - most), 0.0).sum(axis=2)
         return chance / chance.sum(axis=1, keepdims=True)
 
     def _floored(self, wins: Float[Array, "C K"]) -> Float[Array, "C K"]:

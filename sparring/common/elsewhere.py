@@ -26,6 +26,7 @@ PLACES = {
     "log_ent_coef": "it is model.train_state().log_ent_coef",
     "lr_schedule": "the schedule is model.learning_rate",
     "action_noise": "it became the settings model.noise, model.noise_std and model.noise_mean",
+    "exploration_rate": "it does not act by chance; DQN and PQN do",
     "exploration_schedule": "where choices are made by chance model.exploration_rate is its value now",
     "policy_class": "the policy is made of settings: model.config",
     "policy_kwargs": "they became settings: model.config",

@@ -17,6 +17,7 @@ from sparring.metrics.alerts import parse_policy
 from sparring.metrics.registry import TIMESTEPS
 from sparring.metrics.sink import Sink, Tee
 from sparring.replay.offpolicy import too_short
+from sparring.replay.size import told
 from sparring.session import Progress, Session, Settings, Stop, watch
 
 
@@ -49,6 +50,8 @@ def learn(
     if model.foreign_steps() != model._foreign:  # someone else moved the environment on
         model.forget_driver()
     driver = model.driver(host=host, fresh=reset_num_timesteps)
+    if model.verbose >= 1 and driver.iteration == 0 and hasattr(model.config, "buffer_size"):
+        model.say(told(driver, model.config))
     root.init_callback(model)
     if reset_num_timesteps:
         model.num_timesteps = 0

@@ -132,7 +132,7 @@ def _optimizer_class(value: Any, algorithm: str) -> dict[str, Any]:
     name = getattr(value, "__name__", str(value))
     if algorithm == "a2c" and name in ("Adam", "RMSprop", "RMSpropTFLike"):
         return {"use_rms_prop": name != "Adam"}
-    if algorithm != "a2c" and name == "Adam":
+    if algorithm not in ("a2c", "pqn") and name == "Adam":
         return {}
     raise ConfigError(
         f"optimizer_class={name} is not available: A2C uses RMSProp or, with use_rms_prop=False, Adam; PQN "

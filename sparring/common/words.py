@@ -34,7 +34,13 @@ def translated(values: Mapping[str, Any], config: type) -> dict[str, Any]:
     if "train_freq" in found:
         found["train_freq"] = _steps(found["train_freq"])
     if "action_noise" in found and "noise" in known:
-        found |= action_noise(found.pop("action_noise"))
+        given = found.pop("action_noise")
+        if given is not None and "noise" in found:
+            raise ConfigError(
+                f"noise={found['noise']!r} and action_noise={type(given).__name__} both say how actions are "
+                "disturbed. Leave one of them out."
+            )
+        found = action_noise(given) | found if given is None else found | action_noise(given)
     if "ent_coef_init" in known:
         found |= _entropy(found)
     return found

@@ -20,6 +20,7 @@ from sparring.envs import batched
 from sparring.envs.api import JaxEnv
 from sparring.envs.batched import BatchedState
 from sparring.errors import CheckpointError
+from sparring.nets import checkup
 from sparring.ops import keys
 from sparring.ops.seam import block
 from sparring.replay import ring
@@ -54,9 +55,8 @@ def collect(
         record = actor.transition(state, action, extras, timestep)
         state = actor.observe(state, memory, timestep)
         if controller is not None:
-            control = block(controller.turn)(
-                state.control, timestep.reward, state.first, timestep.lost, now[2]
-            )
+            earned = actor.credited(weights, timestep.reward)
+            control = block(controller.turn)(state.control, earned, state.first, timestep.lost, now[2])
             state = state._replace(control=control)
         return (state, env_state), record
 
@@ -84,7 +84,9 @@ def iterate(
     """One iteration: collect, then learn."""
     state, env_state, rollout = collect(algo, env, world, key, iteration, unroll)
     learner, metrics = loop.learn(algo, world.learner, rollout, key, iteration)
-    return World(learner, state, env_state), metrics | actor.control_metrics(algo, state.control)
+    when = checkup.kept(iteration, getattr(algo, "horizon", 1.0))
+    metrics |= checkup.looked(when, lambda: actor.control_metrics(algo, state.control))
+    return World(learner, state, env_state), metrics
 
 
 def run(

@@ -24,6 +24,7 @@ from sparring.envs.api import HostEnv
 from sparring.envs.batched import BatchedState, JaxHost
 from sparring.envs.infos import InfoTally
 from sparring.errors import ConfigError
+from sparring.nets import checkup
 from sparring.ops import keys
 from sparring.ops.pack import Unpack, pack
 from sparring.replay import offpolicy, ring
@@ -283,7 +284,7 @@ class Host:
         apart = self._near is not None
         self._trees = Trees(jax.tree.structure(self.algo), kept, data, live, self._names, self._mesh, apart)
         self._ahead = None
-        self._ready = False
+        self._warm = self._ready = False
         self._programs = {}
 
     def _name_metrics(self) -> None:
@@ -361,7 +362,7 @@ class Host:
             if isinstance(self._ring, HostRing):
                 metrics["replay/filled"] = self._ring.filled
             self._renew_priorities(errors)
-        if self._controller is not None:
+        if self._controller is not None and (self.iteration + 1) % self._stride == 0:
             metrics = metrics | jax.device_get(_control_metrics(self.algo, self.actor.control))
         self.seconds["transfer"] += copying
         self.seconds["update"] += max(time.perf_counter() - began - copying, 0.0)
@@ -517,16 +518,26 @@ class Host:
         turn = self._turn
         assert turn is not None
         stream = np.asarray(_stream(self._key, np.int32(self.iteration), keys.BANDIT, steps))
+        random = self._acts_at_random()
 
         def turning(t: int, state: ActorState, timestep: TimeStep) -> Any:
-            control = state.control
+            control, earned = state.control, timestep.reward
+            if random:
+                earned = np.full_like(earned, np.nan)
             if not state.first.any():
-                return control._replace(total=control.total + timestep.reward)
+                return control._replace(total=control.total + earned)
             key = jax.random.wrap_key_data(stream[t])
-            turned = turn(control, timestep.reward, state.first, timestep.lost, key)
+            turned = turn(control, earned, state.first, timestep.lost, key)
             return jax.tree.map(np.asarray, turned)
 
         return turning
+
+    def _acts_at_random(self) -> bool:
+        """Whether actions are random whatever a controller chose; once they are not, they stay so."""
+        if not self._warm:
+            random = getattr(jax.tree.unflatten(self._treedef, self.weights()), "random", None)
+            self._warm = random is None or not bool(random)
+        return not self._warm
 
     def _write(self, steps: list[tuple[ActorState, Any, Any, TimeStep]], end: int) -> None:
         """Copies the last steps into the buffers up to time `end`.
@@ -617,6 +628,8 @@ class Host:
         """The algorithm's numbers as one array, and beside them those that acting reads."""
         self._floats = jnp.stack(jax.tree.leaves(self.algo))
         self._floats_near = self._floats if self._near is None else jax.device_put(self._floats, self._near)
+        self._stride = int(checkup.stride(float(getattr(self.algo, "horizon", 1.0))))
+        """iterations between those whose metrics a session keeps"""
 
     def _reset(self) -> TimeStep:
         if isinstance(self.env, JaxHost):

@@ -92,10 +92,34 @@ def _at(value: Any, path: tuple[Any, ...]) -> Any:
 
 def _start(space: Any) -> np.ndarray | None:
     """The offset of a discrete space that does not begin at zero."""
-    start = getattr(space, "start", None)
+    start = None if isinstance(space, gs.Box) else getattr(space, "start", None)
     if start is None or not np.any(start):
         return None
     return np.asarray(start, np.int64).reshape(-1)
+
+
+def by_hand(observation: Any, action: Any) -> list[str]:
+    """What agents see and choose otherwise than these spaces have it: training translates, and whoever steps
+    the environment with `predict` must."""
+    notes = []
+    start = _start(action)
+    if start is not None:
+        notes.append(f"its actions begin at {start.tolist()}, predict's at 0: add it")
+    if not isinstance(action, gs.Box) and len(action.shape or ()) > 1:
+        notes.append(f"its actions have the shape {tuple(action.shape)}, predict's are flat: reshape them")
+    nested = isinstance(observation, gs.Dict | gs.Tuple)
+    parts = _parts(observation) if nested else [("", observation, ())]
+    if nested and any(not isinstance(key, str) or len(path) > 1 for _, _, path in parts for key in path):
+        names = ", ".join(name for name, _, _ in parts)
+        notes.append(f"predict takes its observations as one flat dict: {names}")
+    for name, part, _ in parts:
+        start = _start(part)
+        place = f" {name}" if name else ""
+        if start is not None:
+            notes.append(f"its observation{place} begins at {start.tolist()}, predict's at 0: subtract it")
+        if not isinstance(part, gs.Box) and len(part.shape or ()) > 1:
+            notes.append(f"predict takes its observation{place} flat, not as {tuple(part.shape)}")
+    return notes
 
 
 def action_splitter(space: Any) -> ActionSplitter:

@@ -13,7 +13,7 @@ import numpy as np
 
 from sparring.envs.api import episode_seed
 from sparring.envs.atari import quicken
-from sparring.envs.gym_spaces import action_space, action_splitter, observation_space, stacker
+from sparring.envs.gym_spaces import action_space, action_splitter, by_hand, observation_space, stacker
 from sparring.envs.journal import Journal
 from sparring.envs.masks import fault, mask_method
 from sparring.envs.references import REFER, RESOLVE, methods
@@ -74,6 +74,7 @@ class GymRows:
             masks_actions=callable(mask_method(first)),
             refers=methods(first) is not None,
         )
+        self.by_hand = by_hand(first.observation_space, first.action_space)
         self._float_parts = _float_parts(self._spec)
         self._none = np.zeros(len(self.envs), bool)
         self._none.setflags(write=False)  # handed out again and again

@@ -8,7 +8,14 @@ import gymnasium
 import numpy as np
 
 from sparring.envs.api import episode_seed
-from sparring.envs.gym_spaces import action_batcher, action_space, converter, observation_space, stacker
+from sparring.envs.gym_spaces import (
+    action_batcher,
+    action_space,
+    by_hand,
+    converter,
+    observation_space,
+    stacker,
+)
 from sparring.errors import ConfigError, EnvironmentFailure
 from sparring.spaces import EnvSpec
 from sparring.types import TimeStep
@@ -43,6 +50,7 @@ class VectorRows:
             time_limit=_time_limit(registered),
             reward_threshold=_threshold(registered),
         )
+        self.by_hand = by_hand(env.single_observation_space, env.single_action_space)
         self._batch_action = action_batcher(env.single_action_space)
         self._convert = converter(env.single_observation_space)
         self._stack = stacker(env.single_observation_space)

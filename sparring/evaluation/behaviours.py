@@ -104,6 +104,12 @@ def over_indices(agent: Any, env: Any, episodes: int, seed: int, rows: int) -> M
     if not hasattr(algo, "space") or not hasattr(algo, "behaviour"):
         raise ConfigError(f"{type(algo).__name__} has no behaviours that a bandit could choose.")
     space, key = algo.space, keys.once(jax.random.key(seed), keys.BANDIT)
+    acted = _acted(algo)
+    if not acted:
+        raise ConfigError(
+            f"Only learning reads {', '.join(space.names)}: whatever of it is chosen, {type(algo).__name__} "
+            "acts the same."
+        )
     cells, returns = [], []
     for turn in range(-(-episodes // rows)):
         lots = keys.uniform(keys.derive(key, turn), (2, rows, len(space.coordinates)))
@@ -111,6 +117,18 @@ def over_indices(agent: Any, env: Any, episodes: int, seed: int, rows: int) -> M
         cell = jnp.minimum((lots[0] * sizes).astype(jnp.int32), sizes - 1)
         behaviour = actor.behaviour(algo, space.points(cell, lots[1]))
         score = agent.evaluate(env, rows, seed + turn, False, lambda _, chosen=behaviour: chosen)
-        cells.append(np.asarray(cell))
+        cells.append(np.asarray(cell)[:, acted])
         returns.append(score.returns)
-    return Map(space, np.concatenate(cells), np.concatenate(returns))
+    shown = Space(tuple(space.coordinates[c] for c in acted))
+    return Map(shown, np.concatenate(cells), np.concatenate(returns))
+
+
+def _acted(algo: Any) -> list[int]:
+    """The coordinates that acting reads: another point there, another behaviour."""
+    count = len(algo.space.coordinates)
+    last = jnp.asarray(algo.space.cells) - 1
+    cell = jnp.concatenate([jnp.zeros((1, count), jnp.int32), jnp.diag(last)])
+    lots = jnp.concatenate([jnp.zeros((1, count)), jnp.eye(count)])
+    behaviours = jax.tree.leaves(actor.behaviour(algo, algo.space.points(cell, lots)))
+    changed = [jnp.any((x[1:] != x[:1]).reshape(count, -1), axis=1) for x in behaviours]
+    return np.flatnonzero(np.any(changed, axis=0)).tolist() if changed else []

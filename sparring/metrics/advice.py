@@ -43,7 +43,10 @@ class Commands:
         """A piece of advice as a command; empty when its settings do not exist here or change nothing."""
         if any(str(self._config.get(name)) != value for name, value in advice.given):
             return ""
+        alone = self.env.startswith("object:")  # what a script made has no id to train on
         if advice.verb:
+            if alone and "{env}" in advice.verb:
+                return ""
             more = 2 * max(self._total, 1)
             return advice.verb.format(run=self.run, env=self.env, algorithm=self.algorithm, more=more)
         chosen = {}
@@ -52,7 +55,11 @@ class Commands:
                 chosen[name] = new
         if not chosen:
             return ""
-        pairs = " ".join(f"{name}={value}" for name, value in {**self._kept, **chosen}.items())
+        values = {**self._kept, **chosen}
+        if alone:
+            told = ", ".join(f"{n}={_literal(v)}" for n, v in values.items())
+            return f"{self.algorithm.upper()}(policy, env, {told})"
+        pairs = " ".join(f"{name}={value}" for name, value in values.items())
         return f"sparring train {self.algorithm} {self.env} --set {pairs}"
 
     def first(self, rule: Rule, value: float) -> str:
@@ -87,6 +94,15 @@ def adjusted(value: Any, wanted: str) -> str:
     if isinstance(value, str) and re.fullmatch(r"lin_[0-9.e+-]+", value):
         return f"lin_{float(value[4:]) * factor:.3g}"
     return ""
+
+
+def _literal(text: str) -> str:
+    """A setting's text as Python writes it."""
+    try:
+        float(text)
+    except ValueError:
+        return {"true": "True", "false": "False"}.get(text, repr(text))
+    return text
 
 
 def _is_number(value: Any) -> bool:

@@ -38,20 +38,20 @@ Layers = Sequence[Sequence[Array]]
 """Of each network, what its hidden layers put out, [N, O]."""
 
 
-def _stride(horizon: Any) -> Any:
+def stride(horizon: Any) -> Any:
     """Iterations between those that a session keeps."""
     return jnp.maximum(jnp.floor(horizon / KEPT), 1.0)
 
 
 def kept(iteration: Any, horizon: Any) -> Bool[Array, ""]:
     """Whether a session keeps the metrics of the iteration of this number."""
-    return (iteration + 1) % _stride(horizon).astype(jnp.int32) == 0
+    return (iteration + 1) % stride(horizon).astype(jnp.int32) == 0
 
 
 def due(iteration: Any, horizon: Any) -> Bool[Array, ""]:
     """Whether the iteration of this number is one to look at: one of those that a session keeps."""
-    stride = _stride(horizon)
-    every = stride * jnp.maximum(jnp.floor(horizon / (stride * LOOKS)), 1.0)
+    between = stride(horizon)
+    every = between * jnp.maximum(jnp.floor(horizon / (between * LOOKS)), 1.0)
     return (iteration + 1) % every.astype(jnp.int32) == 0
 
 

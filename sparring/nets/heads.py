@@ -176,8 +176,10 @@ class Head(eqx.Module):
                 if sde:
                     self.log_std = jnp.full((inputs, outputs), log_std_init, jnp.float32)
                 elif log_std == "state":
-                    layer = Dense(std_key, inputs, outputs, gain)
-                    self.log_std = eqx.tree_at(lambda d: d.bias, layer, jnp.full(outputs, log_std_init))
+                    self.log_std = Dense(std_key, inputs, outputs, gain)
+                    if log_std_init:
+                        around = jnp.full(outputs, log_std_init, jnp.float32)
+                        self.log_std = eqx.tree_at(lambda d: d.bias, self.log_std, around)
                 else:
                     self.log_std = jnp.full((outputs,), log_std_init, jnp.float32)
             case Dict():

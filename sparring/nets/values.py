@@ -98,7 +98,8 @@ def build(
     noisy: bool = False,
     norm: bool = False,
 ) -> QNet:
-    """A freshly initialised network, with torch's default initialisation as SB3's."""
+    """A freshly initialised network, with torch's default initialisation as SB3's; several branches always
+    share one value, beside which each has advantages."""
     trunk_key, body_key, advantage_key, value_key = several(key, 4)
     trunk = sight.trunk(spec, config, trunk_key, None)
     body = MLP(body_key, trunk.outputs, sizes, config.activation, None, noisy, norm)
@@ -108,7 +109,8 @@ def build(
 
     options = branch_sizes(codec)
     advantage = output(advantage_key, len(options) * max(options))
-    return QNet(trunk, body, advantage, output(value_key, 1) if dueling else None, codec)
+    shared = dueling or len(options) > 1
+    return QNet(trunk, body, advantage, output(value_key, 1) if shared else None, codec)
 
 
 def hidden(config: AgentConfig, nets: Any, moments: Moments | None, rollout: Transition) -> list[list[Array]]:

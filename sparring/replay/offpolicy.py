@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from sparring.config import Schedulable, configuration
 from sparring.errors import ConfigError
-from sparring.limits import EXPLORATION, READERS, Reader, check_ranges, unread
+from sparring.limits import EXPLORATION, READERS, SEQUENCES, Reader, check_ranges, unread
 from sparring.nets import checkup, sequences, sight
 from sparring.nets.sight import AgentConfig, RewardStats, Trunk
 from sparring.ops.optim import norm_of
@@ -127,7 +127,8 @@ OWN_READERS = (
         ("priority_alpha", "priority_beta", "priority_initial"), lambda c: c.prioritized, "prioritized=True"
     ),
     Reader(("priority_eta",), lambda c: c.prioritized and c.core != "none", "prioritized=True and a core"),
-    Reader(("sequence_length", "sequence_stride", "burn_in"), lambda c: c.core != "none", "a core"),
+    SEQUENCES,
+    Reader(("sequence_stride", "burn_in"), lambda c: c.core != "none", "a core"),
     Reader(("log_std_init",), lambda c: c.use_sde, "use_sde=True"),
     Reader(("target_entropy", "ent_coef_init"), lambda c: c.ent_coef is None, "ent_coef='auto'"),
     Reader(EXPLORATION, lambda c: c.exploration == "epsilon", "exploration='epsilon'"),
@@ -167,6 +168,11 @@ def unwise(c: OffPolicyConfig) -> list[str]:
     if c.core == "none" and c.batch_size > c.buffer_size:
         found.append(
             f"batch_size={c.batch_size} is above buffer_size={c.buffer_size}: batches repeat transitions."
+        )
+    if c.core != "none" and c.n_steps > c.sequence_length:
+        found.append(
+            f"n_steps={c.n_steps} is above sequence_length={c.sequence_length}: rewards are summed to "
+            f"the end of a sequence at most. Lengthen the sequence, or lower n_steps."
         )
     if c.learning_starts > c.buffer_size:
         found.append(

@@ -185,3 +185,21 @@ def test_the_signal_beside_the_evenness_is_of_the_same_coordinate():
     numbers = [float(found[f"bandit/{name}"]) for name in ("entropy", "undecided", "snr")]
     assert numbers == pytest.approx([0.01, 0.02, 0.3])
     assert actor._narrowest({}) == {}
+
+
+def test_a_loop_of_ones_own_finds_the_opponent_whose_games_are_close():
+    """As docs/bandits.md shows it: of three opponents two win or lose clearly, one plays even."""
+    space = Space((Coordinate.discrete("opponent", [0, 1, 2]),))
+    controller = Controller(make("thompson", space, memory=300, pool=64))
+    control = quick(controller.start, static_argnums=1)(jax.random.key(0), 8)
+    turn, random, chosen = quick(controller.turn), np.random.default_rng(0), []
+    for step in range(600):
+        opponent = np.asarray(control.choice.point[:, 0]).astype(int)
+        score = np.array([0.9, 0.0, -0.9])[opponent] + random.normal(0.0, 0.2, 8)
+        ended = random.random(8) < 0.3
+        close = np.where(ended, 1.0 - np.abs(score), 0.0).astype(np.float32)
+        control = turn(control, close, ended, None, jax.random.key(step))
+        chosen.append(opponent[ended])
+    late = np.concatenate(chosen[300:])
+    assert np.mean(late == 1) > 0.8
+    assert set(late) == {0, 1, 2}  # the floor keeps looking

@@ -248,6 +248,26 @@ def test_thompson_draws_from_the_posterior_and_floors_each_coordinate_by_itself(
         assert (cell[:, 0] & cell[:, 1]).mean() == pytest.approx(chance**2, abs=0.01)
 
 
+@pytest.mark.parametrize(("cells", "decided"), [(3, False), (10, True), (60, False)])
+def test_thompson_says_how_often_a_cell_is_chosen(cells, decided):
+    """Against draws, for posteriors as a bandit has them early and late, and cells that nobody pulled."""
+    space = Space((Coordinate.interval("a", 0, 1, cells), Coordinate.interval("b", 0, 1, 2)))
+    selector, random = Thompson(space, floor=0.0), np.random.default_rng(cells)
+    blank = selector.init(jax.random.key(0))
+    pulls = random.exponential(300.0 if decided else 3.0, blank.pulls.shape) * (
+        random.random(blank.pulls.shape) < 0.7
+    )
+    score = pulls * random.normal(0.0, 0.5, pulls.shape)
+    state = blank._replace(score=jnp.float32(score), pulls=jnp.float32(pulls))
+    cell = np.asarray(quick(selector.select, static_argnums=2)(state, jax.random.key(1), 40_000).cell)
+    told = np.asarray(quick(selector.probability)(state))
+    for c, count in enumerate(space.cells):
+        np.testing.assert_allclose(
+            told[c, :count], np.bincount(cell[:, c], minlength=count) / 40_000, atol=0.012
+        )
+        assert told[c].sum() == pytest.approx(1.0, abs=1e-5)
+
+
 @given(seed=st.integers(0, 1000), shift=st.integers(-500, 500), power=st.integers(-6, 6))
 @settings(max_examples=15)
 def test_thompson_does_not_see_shift_or_scale_of_returns(seed, shift, power):

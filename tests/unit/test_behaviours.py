@@ -18,6 +18,8 @@ from sparring.bandit.space import Coordinate, Space
 from sparring.cli.main import main
 from sparring.envs import registry
 from sparring.envs.classic.cartpole import CartPole
+from sparring.errors import ConfigError
+from sparring.evaluation import behaviours
 from sparring.evaluation.behaviours import Map
 from sparring.evaluation.evaluator import evaluate
 from sparring.metrics import sqlite
@@ -43,6 +45,30 @@ def test_means_by_cell() -> None:
     np.testing.assert_array_equal(found.mean(1), [1.0, np.nan, 4.0])
     np.testing.assert_array_equal(found.mean(0, 1), [[1.0, np.nan, 3.0], [np.nan, np.nan, 5.0]])
     assert found.as_json() == {"a": [2.0, 5.0], "b": [1.0, None, 4.0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "acted"),
+    [
+        ("ppo", {}, ["temperature"]),
+        ("dqn", {"n_steps": 3}, ["epsilon"]),
+        ("pqn", {}, ["epsilon"]),
+        ("gdi", {}, ["inverse_tau_1", "inverse_tau_2", "epsilon"]),
+        ("gdi", {"variant": "lbc", "policies": 2}, ["inverse_tau_1", "inverse_tau_2", "omega_1", "omega_2"]),
+        ("pqn", {"controller_space": ("q_lambda:0.1:0.9:4",)}, []),
+    ],
+)
+def test_a_map_has_the_coordinates_that_acting_reads(name: str, settings: Any, acted: list[str]) -> None:
+    algo = agent(name, CartPole(), 4, controller="thompson", **settings)
+    assert [algo.space.names[c] for c in behaviours._acted(algo)] == acted
+
+
+def test_an_agent_that_acts_the_same_has_no_map() -> None:
+    class Known:
+        algo = agent("pqn", CartPole(), 4, controller="thompson", controller_space=("q_lambda:0.1:0.9:4",))
+
+    with pytest.raises(ConfigError, match="Only learning reads q_lambda"):
+        behaviours.over_indices(Known(), None, 8, 0, 4)
 
 
 @pytest.mark.slow

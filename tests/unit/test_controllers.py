@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import agent, quick, train
+from conftest import agent, differences, quick, train
 
 from sparring import actor
 from sparring.bandit.settings import coordinate
 from sparring.drivers.fused import Fused
+from sparring.drivers.host import Host
+from sparring.envs.batched import JaxHost
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.classic.pendulum import Pendulum
 from sparring.errors import ConfigError
@@ -45,7 +47,8 @@ def test_what_may_be_chosen(name: str) -> None:
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])
 def test_an_index_lasts_for_an_episode(name: str) -> None:
     """Rows change their point exactly where an episode starts, and the bandit hears of each that ended."""
-    driver = Fused(made(name), CartPole(), ROWS, (0,))
+    chosen = {} if name == "ppo" else {"learning_starts": 0}  # random actions are nobody's choice
+    driver = Fused(made(name, **chosen), CartPole(), ROWS, (0,))
     state, _, rollout = driver_rollout(driver, 60)
     points, first = np.asarray(rollout.point), np.asarray(rollout.first)
     changed = (points[1:] != points[:-1]).any(axis=-1)
@@ -53,6 +56,25 @@ def test_an_index_lasts_for_an_episode(name: str) -> None:
     assert np.array_equal(changed, first[1:])
     over = np.asarray(rollout.terminated | rollout.truncated)
     assert int(state.control.state.pool.held) == over.sum()
+
+
+def test_random_actions_are_nobodys_choice() -> None:
+    """While a replay fills, actions are random whatever a bandit chose: it is told nothing of such episodes,
+    also of one that the end of this warm-up falls into. Both drivers agree."""
+    settings = {"learning_starts": 200, "train_freq": 10, "controller_space": ("epsilon:0.01:0.1:3",)}
+    fused = Fused(made("dqn", **settings), CartPole(), ROWS, (0,))
+    host = Host(made("dqn", **settings), JaxHost(CartPole(), ROWS), 0)
+    held = []
+    for _ in range(20):
+        fused.advance(1)
+        host.advance(1)
+        now = fused.acting().control
+        held.append((int(now.state.pool.held), np.isnan(np.asarray(now.total)).any()))
+        assert differences(now, host.acting().control) == []
+    assert [count for count, _ in held[:5]] == [0] * 5  # 200 steps of 4 rows
+    assert held[4][1]
+    assert held[-1][0] > 0
+    assert not held[-1][1]
 
 
 def driver_rollout(driver: Fused, steps: int) -> Any:

@@ -133,8 +133,10 @@ def test_the_target_gets_no_gradient_and_the_online_network_chooses_without_one(
     np.testing.assert_array_equal(one, other)
 
 
-def test_dueling_advantages_have_mean_zero_over_the_options_that_exist():
-    algo = learner("dqn", BRANCHES, dueling=True)
+@pytest.mark.parametrize("name", ["dqn", "pqn"])
+def test_branches_share_a_value_and_their_advantages_have_mean_zero_over_the_options_that_exist(name):
+    algo = learner(name, BRANCHES, **({"layer_norm": False} if name == "pqn" else {}))
+    assert start(learner(name, CHOICE)).nets.value is None
     nets = start(algo).nets
     obs = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
     got = np.asarray(nets(obs))

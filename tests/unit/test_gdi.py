@@ -431,6 +431,8 @@ def test_the_loss_by_its_definition(core: str, burn_in: int, sizes: tuple[int, .
     ({"sharpness_log": True}, "sharpness_range"),
     ({"controller": "fixed"}, "inverse_tau_1"),
     ({"gradient_steps": 0}, "gradient_steps must be at least 1, or -1, got 0"),
+    ({"pi_coef": -3.0}, "pi_coef must be at least 0, got -3"),
+    ({"warmup": -5}, "warmup must be"),
     ({"gradient_steps": -2}, "gradient_steps must be at least 1, or -1, got -2"),
     ({"controller": "fixed", "controller_index": (10.0, 10.0, 2.0)}, "epsilon = 2, which must be between"),
     ({"controller_space": ("epsilon:0:3:6",)}, "epsilon = 1.5, which must be between 0 and 1"),

@@ -17,6 +17,7 @@ from sparring.envs.gym_spaces import (
     action_batcher,
     action_space,
     action_splitter,
+    by_hand,
     converter,
     observation_space,
     stacker,
@@ -46,6 +47,19 @@ SPACES: list[tuple[Any, spaces.Space]] = [
 def test_spaces_are_translated(theirs: Any, ours: spaces.Space) -> None:
     assert observation_space(theirs) == ours
     assert action_space(theirs) == ours
+
+
+def test_what_predict_has_otherwise_than_the_environment_is_told() -> None:
+    box, plain = gs.Box(0, 1, (1,)), gs.Dict({"a": gs.Box(0, 1, (2, 3)), "b": gs.Discrete(2)})
+    for observation, action in ((box, gs.Discrete(3)), (plain, gs.MultiDiscrete([2, 3])), (box, box)):
+        assert by_hand(observation, action) == []
+    assert by_hand(box, gs.Discrete(3, start=5)) == ["its actions begin at [5], predict's at 0: add it"]
+    (told,) = by_hand(box, gs.MultiDiscrete([[2, 3], [3, 2]]))
+    assert "shape (2, 2)" in told
+    (told,) = by_hand(gs.Discrete(3, start=5), gs.Discrete(2))
+    assert "its observation begins at [5], predict's at 0: subtract it" in told
+    (told,) = by_hand(gs.Tuple([box, gs.Dict({"x": box})]), gs.Discrete(2))
+    assert "one flat dict: 0, 1/x" in told
 
 
 def test_nested_parts_become_one_dict_with_paths() -> None:

@@ -18,7 +18,7 @@ from sparring.config import Linear, Piecewise, from_mapping
 from sparring.envs.classic.cartpole import CartPole
 from sparring.envs.classic.pendulum import Pendulum
 from sparring.errors import ConfigError
-from sparring.limits import RANGES, READERS, Reader, check_ranges, given
+from sparring.limits import RANGES, READERS, SEQUENCES, Reader, check_ranges, given
 from sparring.replay import offpolicy
 
 CONTINUOUS = ("sac", "td3", "crossq")
@@ -81,7 +81,10 @@ def test_no_bound_and_no_reader_is_of_a_setting_that_nobody_has() -> None:
     ("sac", {"ent_coef": 0.1, "target_entropy": -1.0}, "ent_coef='auto'"),
     ("td3", {"noise_theta": 0.3}, "noise='ou'"),
     ("crossq", {"sde_sample_freq": 4}, "use_sde=True"),
+    ("pqn", {"sequence_length": 8}, "a core"),
+    ("ppo", {"sequence_length": 8}, "a core"),
     ("gdi", {"priority_beta": 0.2}, "prioritized=True"),
+    ("gdi", {"gradient_steps": 3, "sample_reuse": 9.0}, "gradient_steps=-1"),
     ("gdi", {"controller": "none", "index_cells": 3}, "a controller"),
 ])  # fmt: skip
 def test_a_setting_that_nothing_reads_is_told(name: str, values: dict[str, Any], needed: str) -> None:
@@ -95,6 +98,23 @@ def test_what_a_controller_takes_the_place_of_is_told() -> None:
     assert told == "The controller chooses epsilon in the place of exploration_fraction=0.3."
     values = {"controller": "thompson", "controller_space": ["q_lambda:0.1:0.9:4"]}
     assert check("pqn", exploration_fraction=0.3, **values) == []
+
+
+def test_a_factor_on_no_noise_is_told() -> None:
+    assert check("td3", controller="thompson") == []
+    (told,) = check("td3", controller="thompson", noise="none")
+    assert "there is none: set noise='normal'" in told
+
+
+def test_arguments_of_an_environment_are_a_table() -> None:
+    with pytest.raises(ConfigError, match="env_kwargs must be a table of the environment's arguments, got"):
+        launch.plan("gdi", "Pendulum-v1", values={"env_kwargs": "{g=9.0}"})
+
+
+def test_more_steps_of_reward_than_a_sequence_has_are_told() -> None:
+    assert check("dqn", core="gru", sequence_length=3, n_steps=3) == []
+    (told,) = check("dqn", core="gru", sequence_length=3, n_steps=50)
+    assert "n_steps=50 is above sequence_length=3" in told
 
 
 def test_what_is_read_is_not_told() -> None:
@@ -116,7 +136,7 @@ def test_presets_have_nothing_that_nobody_reads(name: str) -> None:
 def readers(name: str) -> tuple[Reader, ...]:
     if name in ("dqn", *CONTINUOUS):
         return (*READERS, *offpolicy.OWN_READERS)
-    return (*READERS, *gdi.OWN_READERS) if name == "gdi" else READERS
+    return (*READERS, *gdi.OWN_READERS) if name == "gdi" else (*READERS, SEQUENCES)
 
 
 def test_sb3s_words_are_understood_wherever_settings_are_given() -> None:

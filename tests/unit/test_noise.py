@@ -145,6 +145,19 @@ def test_sb3s_objects_become_settings(kind):
     assert (model.noise, model.noise_std, model.noise_mean, model.noise_theta) == ("ou", 0.3, (0.1,), 0.2)
 
 
+@pytest.mark.parametrize("kind", [TD3, SAC, CrossQ])
+def test_noise_by_its_own_settings_is_kept_and_never_said_twice(kind, tmp_path):
+    drifting = {"noise": "ou", "noise_std": (0.3,), "run_dir": False}
+    model = kind("MlpPolicy", "Pendulum-v1", **drifting)
+    assert (model.noise, model.noise_std) == ("ou", (0.3,))
+    with pytest.raises(ConfigError, match="noise='ou' and action_noise=NormalActionNoise both"):
+        kind("MlpPolicy", "Pendulum-v1", action_noise=NormalActionNoise([0.0], [0.1]), **drifting)
+    model.save(tmp_path / "agent")
+    assert kind.load(tmp_path / "agent").noise == "ou"
+    assert kind.load(tmp_path / "agent", action_noise=None).noise == "none"
+    assert kind.load(tmp_path / "agent", action_noise=NormalActionNoise([0.0], [0.1])).noise == "normal"
+
+
 def test_a_vector_of_the_wrong_size_is_named_by_the_constructor():
     with pytest.raises(ConfigError, match="noise_std has 2 numbers, but an action of Pendulum-v1 has 1"):
         TD3(

@@ -71,10 +71,31 @@ def test_an_agent_saved_in_the_middle_acts_by_its_schedules_of_then(tmp_path):
     callback = Looking(noise)
     falls: dict[str, Any] = {"noise": "normal", "noise_std": "linear(0.4, 0)"}
     model = TD3("MlpPolicy", "Pendulum-v1", pi=(8,), qf=(8,), **falls, **SMALL)
+    assert model.noise == "normal"
     model.learn(300, callback=callback)
     assert callback.seen[0] == pytest.approx(0.4 * 2 / 3, abs=0.03)
     loaded = TD3.load(tmp_path / "middle")
     assert float(np.mean(loaded.policy.weights.std)) == callback.seen[-1]
+
+
+def test_a_replay_waits_for_an_environment(tmp_path):
+    """SB3's order: load the agent, load its replay, set the environment, learn."""
+    first = DQN("MlpPolicy", "CartPole-v1", net_arch=(8,), **SMALL)
+    first.learn(200)
+    first.save(tmp_path / "agent")
+    first.save_replay_buffer(tmp_path / "replay")
+    other = DQN.load(tmp_path / "agent")
+    other.load_replay_buffer(tmp_path / "replay")
+    other.set_env("CartPole-v1")
+    held = [jax.tree.leaves(m._driver.replayed()) for m in (first, other)]
+    for x, y in zip(*held, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_the_replays_size_is_told_where_one_listens(capsys):
+    for verbose in (0, 1):
+        DQN("MlpPolicy", "CartPole-v1", net_arch=(8,), verbose=verbose, **SMALL).learn(50)
+        assert ("Replay: up to" in capsys.readouterr().out) == bool(verbose)
 
 
 @pytest.mark.parametrize("more", [{}, {"prioritized": True}])
@@ -277,6 +298,7 @@ def test_samples_outside_training_know_no_warm_up(cls):
     obs = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     settings = [{**SMALL, "learning_starts": starts} for starts in (10_000, 0)]
     warm, ready = (cls("MlpPolicy", "Pendulum-v1", pi=(8,), qf=(8,), noise="normal", **s) for s in settings)
+    assert warm.noise == ready.noise == "normal"
     np.testing.assert_array_equal(warm.predict(obs)[0], ready.predict(obs)[0])
 
 

@@ -14,6 +14,7 @@ from sparring.evaluation.diagnosis import diagnose, subject_of
 from sparring.evaluation.diagnosis_text import render
 from sparring.metrics import performance, sqlite
 from sparring.metrics.advice import Commands
+from sparring.metrics.health import Advice
 from sparring.metrics.performance import IDLE, KINDS, WINDOW, judge, shares
 from sparring.runs.directory import RunDirectory
 from sparring.web.gather import gather
@@ -108,6 +109,18 @@ def test_a_copying_replay_is_moved_to_the_device() -> None:
 def test_little_time_says_nothing_and_no_split_is_none() -> None:
     assert verdict(record(0.5, env=1.0)).bound == "unknown"
     assert judge([(0, 0, {"time/fps": 1.0})], {}, Commands("ppo", "E", "r", {}, 1)) is None
+
+
+def test_an_environment_that_a_script_made_gets_advice_in_python() -> None:
+    advice = Advice("a smaller step", "a smoother curve", settings=(("learning_rate", "*0.5"),))
+    seeds = Advice("more seeds", "a median", verb="sparring train {algorithm} {env} --seeds 10")
+    config = {"learning_rate": 0.001, "gamma": 0.9}
+    made = Commands("td3", "object:Pendulum-v1", "run", config, 1000, changed=["gamma"])
+    assert made.of(advice) == "TD3(policy, env, gamma=0.9, learning_rate=0.0005)"
+    assert made.of(seeds) == ""
+    named = Commands("td3", "Pendulum-v1", "run", config, 1000, changed=["gamma"])
+    assert named.of(advice) == "sparring train td3 Pendulum-v1 --set gamma=0.9 learning_rate=0.0005"
+    assert named.of(seeds) == "sparring train td3 Pendulum-v1 --seeds 10"
 
 
 def test_a_split_that_somebody_damaged_is_ignored() -> None:

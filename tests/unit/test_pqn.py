@@ -46,6 +46,8 @@ def table(net: Any, obs: np.ndarray, legal: Any = None) -> np.ndarray:
     values = dense(net.advantage, x).reshape(*obs.shape[:-1], len(sizes), max(sizes))
     starts = np.cumsum([0, *sizes[:-1]])
     for branch, size in enumerate(sizes):
+        if net.value is not None:
+            values[..., branch, :] += dense(net.value, x) - values[..., branch, :size].mean(-1, keepdims=True)
         values[..., branch, size:] = -np.inf
         if legal is not None:
             allowed = legal[..., starts[branch] : starts[branch] + size]
