@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,16 @@ from sparring.drivers.collector import Chunk, Collector
 from sparring.drivers.host import _act, _stream
 from sparring.drivers.slot import Slot
 from sparring.envs import registry
+from sparring.envs.api import MOST_NUMBERS
+from sparring.envs.infos import InfoTally
 from sparring.errors import EnvironmentFailure
 from sparring.ops import keys
 from sparring.runs import tensors, tree
 
 PULL_SECONDS = 0.02
 """Between looks for the first weights."""
+INFOS = "infos/"
+"""How the paths of a chunk's infos begin; `tree` escapes their names as addresses do."""
 
 
 class Snapshot(NamedTuple):
@@ -82,9 +87,13 @@ def encode(parts: Any) -> bytes:
     return b"".join(tensors.encode(tree.flatten(parts)))
 
 
-def decode(template: Any, data: bytes, name: str) -> Any:
-    """The tree again; bytes that do not hold exactly the template's arrays are refused."""
-    return tree.unflatten(template, tensors.decode(data, name))
+def decode(template: Chunk, data: bytes, name: str) -> Chunk:
+    """The chunk again; bytes that do not hold exactly the template's arrays, beside infos, are refused."""
+    arrays = tensors.decode(data, name)
+    told = {path: array for path, array in arrays.items() if path.startswith(INFOS)}
+    infos = {unquote(path.removeprefix(INFOS)): array for path, array in told.items()}
+    chunk: Chunk = tree.unflatten(template._replace(infos=infos), arrays)
+    return chunk
 
 
 def snapshot_template(algo: Any) -> Snapshot:
@@ -102,9 +111,15 @@ def snapshot_template(algo: Any) -> Snapshot:
 class Acting:
     """An actor at work: `chunks` yields what it made, as long as somebody asks."""
 
-    def __init__(self, job: Job, slot: Slot, beat: Callable[[], None] = lambda: None) -> None:
-        """`beat` is called at every step: it lives."""
-        self.job, self.slot, self._beat = job, slot, beat
+    def __init__(
+        self,
+        job: Job,
+        slot: Slot,
+        beat: Callable[[], None] = lambda: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`beat` is called at every step: it lives. `stopped` is asked at every step: it may go."""
+        self.job, self.slot, self.beat, self.stopped = job, slot, beat, stopped
         self.algo = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), job.algo)
         self.env = job.make()
         self._template = snapshot_template(self.algo)
@@ -113,15 +128,18 @@ class Acting:
         )
         self._act = jax.jit(partial(_act, self._policy_tree, jax.tree.structure(self.algo)))
         self._key = jax.random.key(job.seed)
+        self._random = False
+        """whether the newest weights act at random, whatever a bandit chose"""
         for part in (job.number, *job.life):
             self._key = keys.derive(self._key, part)
         self.version = -1
         self._snapshot: Snapshot
 
     def chunks(self) -> Iterator[Chunk]:
-        """Acts and steps for ever."""
+        """Acts and steps until it is stopped."""
         job, algo = self.job, self.algo
-        self._await_weights()
+        if not self._found_weights():
+            return
         collector = self._collector()
         seed = np.random.SeedSequence([job.seed, job.number, *job.life]).generate_state(1)[0]
         timestep = self.env.reset(int(seed))
@@ -129,6 +147,8 @@ class Acting:
         remembers = bool(jax.tree.leaves(state.carry))
         steps, clock = int(algo.plan.rollout), time.perf_counter
         every = job.pull or steps
+        tells = hasattr(self.env, "last_infos")
+        tally = InfoTally(job.rows, MOST_NUMBERS + 1)  # by one too many the learner knows of more
         made = number = 0
         while True:
             began = clock()
@@ -152,12 +172,17 @@ class Acting:
                 )
                 action = np.asarray(action)
                 timestep = self.env.step(action)
-                self._beat()
+                self.beat()
+                if self.stopped():
+                    return
+                if tells:
+                    tally.add(self.env.last_infos, timestep)
                 state, chunk = collector.step(
-                    state, action, extras, carry, timestep, self.version, bandit_keys[t]
+                    state, action, extras, carry, timestep, self.version, bandit_keys[t], self._random
                 )
                 if chunk is not None:
-                    yield chunk._replace(seconds=np.array([clock() - began, 0.0], np.float32))
+                    seconds = np.array([clock() - began, 0.0], np.float32)
+                    yield chunk._replace(seconds=seconds, infos=tally.ended())
 
     def close(self) -> None:
         self.env.close()
@@ -174,12 +199,16 @@ class Acting:
         control = turn(control, np.zeros(rows, np.float32), everyone, everyone, keys.derive(key, 2))
         return Collector(steps, job.first, job.rows, jax.tree.map(np.asarray, control), turn)
 
-    def _await_weights(self) -> None:
+    def _found_weights(self) -> bool:
+        """Waits for the first weights; False when it is stopped before they come."""
+        self._pull(None)
         while self.version < 0:
+            if self.stopped():
+                return False
+            self.beat()
+            time.sleep(PULL_SECONDS)
             self._pull(None)
-            if self.version < 0:
-                self._beat()
-                time.sleep(PULL_SECONDS)
+        return True
 
     def _pull(self, collector: Collector | None) -> None:
         found = self.slot.pull(self.version)
@@ -188,5 +217,7 @@ class Acting:
         self.version, weights = found
         pulled = tree.unflatten(self._template, weights)
         self._snapshot = pulled._replace(weights=[jnp.asarray(x) for x in pulled.weights])
+        random = getattr(jax.tree.unflatten(self._policy_tree, pulled.weights), "random", None)
+        self._random = random is not None and bool(random)
         if collector is not None:
             collector.renew(self._snapshot.bandit)

@@ -29,7 +29,7 @@ from sparring.drivers import loop
 from sparring.drivers.acting import Job, Snapshot, blank, encode, snapshot_template
 from sparring.drivers.collector import Chunk, credits
 from sparring.drivers.host import REPLAY, Host, Situation, Trace, Trees, _learn_from
-from sparring.drivers.seats import DEPTH, SEATS, Seat, Trouble
+from sparring.drivers.seats import DEPTH, SEATS, Seat, Trouble, origin
 from sparring.drivers.slot import FileSlot, MemorySlot, SharedSlot, Slot
 from sparring.envs.api import HostEnv
 from sparring.errors import ConfigError, EnvironmentFailure
@@ -40,9 +40,8 @@ from sparring.runs import tree
 from sparring.types import Algorithm, Metrics
 
 MAX_FAILURES = 10
-"""Actors of one seat that die in a row without having made a chunk, after which the run stops."""
-START_SECONDS = 180.0
-"""That an actor may take to its first chunk: it imports and compiles."""
+"""Actors of one seat that end in a row before they have made `FEW_CHUNKS`, after which the run stops."""
+FEW_CHUNKS = 20
 MEND_SECONDS = 0.5
 _FOLDER = "sparring-weights-"
 
@@ -144,6 +143,8 @@ class Async(Host):
         self._arrived = threading.Condition()
         self._seats: list[Seat] = []
         self._failures = [0] * self.crew.actors
+        self._shown: set[tuple[str, ...]] = set()
+        """tracebacks that were told, as lines of code: messages may name actions"""
         self._slot: Slot | None = None
         self._folder: Path | None = None
         self._born_at = 0
@@ -237,6 +238,7 @@ class Async(Host):
             for place, leaf in zip(self._bins, jax.tree.leaves(chunk.rollout), strict=True):
                 place[:, span] = leaf
             self._credit(chunk, span)
+            self._tally.merge(chunk.infos)
         first = self._buffers.first[0] & self._buffers.mask[0]
         if first.any():  # an actor that was replaced broke its episodes off: they have earned nothing
             self._kept = _beginning(self._trees)(self._kept, first)
@@ -320,31 +322,42 @@ class Async(Host):
     def _mend(self) -> None:
         """Replaces actors that are gone or hang; what they had sent is kept."""
         for number, seat in enumerate(self._seats):
-            patience = self.crew.deadline if seat.made else max(START_SECONDS, self.crew.deadline)
+            patience = seat.patience(self.crew.deadline)
             if seat.trouble is None and seat.silence() > patience:
-                seat.trouble = Trouble(f"made no step for {patience:g} s")
+                seat.trouble = Trouble(f"made no {seat.SIGN} for {patience:.3g} s")
             if seat.trouble is not None:
                 self._replace(number, seat, seat.trouble)
 
     def _replace(self, number: int, seat: Seat, trouble: Trouble) -> None:
-        self._failures[number] = 1 if seat.made else self._failures[number] + 1
-        first_of_all = trouble.refusal is not None and not seat.made and not self.replaced
-        if first_of_all or self._failures[number] >= MAX_FAILURES:
-            if trouble.refusal is not None:
-                raise trouble.refusal
+        if trouble.refusal is not None and not seat.made and not self.replaced:
+            raise trouble.refusal
+        # Who is killed after its first chunk was well.
+        lasted = seat.made >= FEW_CHUNKS or (trouble.killed and seat.made > 0)
+        self._failures[number] = 1 if lasted else self._failures[number] + 1
+        if self._failures[number] >= MAX_FAILURES:
             raise EnvironmentFailure(
-                f"Actor {number} {trouble.reason}, {self._failures[number]} times in a row without a chunk "
-                f"of steps between. The last time:\n{trouble.details}"
+                f"Actor {number} {trouble.reason}, {self._failures[number]} times in a row with fewer than "
+                f"{FEW_CHUNKS} chunks of steps between. Run `sparring check-env` on the environment. "
+                f"The last time:\n{trouble.details}"
             )
         seat.close()
         self._publish()  # whoever comes anew has no weights, and a slot that was lost, too, none to give
         self.replaced += 1
         self._news.append(
             f"Actor {number} {trouble.reason} and was replaced; its unfinished sequences are lost."
+            + self._new_traceback(trouble.details)
         )
         again = self._seat(number)
         again.inherit(seat.chunks)
         self._seats[number] = again
+
+    def _new_traceback(self, details: str) -> str:
+        """Where an actor's error came from, on lines of its own, unless that was told before."""
+        lines = tuple(line for line in details.splitlines() if line.startswith("  File "))
+        if not lines or lines in self._shown:
+            return ""
+        self._shown.add(lines)
+        return f"\n{origin(details)}"
 
     def _span(self, number: int) -> slice:
         return slice(number * self._each, (number + 1) * self._each)
@@ -388,7 +401,7 @@ class Async(Host):
             cell = jax.ShapeDtypeStruct((steps, size, shape[1]), control.choice.cell.dtype)
         total = jax.ShapeDtypeStruct((steps, size), np.float32)
         version, seconds = jax.ShapeDtypeStruct((), np.int64), jax.ShapeDtypeStruct((2,), np.float32)
-        return Chunk(*blank((rollout, total, cell, version, seconds)))
+        return Chunk(*blank((rollout, total, cell, version, seconds, {})))
 
     # -- what a session asks -----------------------------------------------------------------------------
 
@@ -423,6 +436,8 @@ class Async(Host):
         return news
 
     def close(self) -> None:
+        for seat in self._seats:
+            seat.dismiss()
         for seat in self._seats:
             seat.close()
         self._seats = []

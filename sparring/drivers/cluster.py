@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import re
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,13 +23,13 @@ from sparring.drivers.acting import Acting, Job, decode, encode
 from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.collector import Chunk
 from sparring.drivers.ray_library import end, library, losses
-from sparring.drivers.seats import DEPTH, Seat, Trouble
+from sparring.drivers.seats import CLOSE_SECONDS, DEPTH, Seat, Trouble, raised
 from sparring.drivers.shards import ShardedRing, ShardLost
 from sparring.drivers.slot import Slot, Weights
 from sparring.drivers.tree_shards import ShardedTree
 from sparring.envs.api import HostEnv
 from sparring.envs.workers import THREAD_VARIABLES
-from sparring.errors import CheckpointError, ConfigError
+from sparring.errors import CheckpointError, ConfigError, SparringError
 from sparring.replay import offpolicy
 from sparring.runs import tensors
 from sparring.types import Algorithm, Batch, Transition
@@ -35,6 +37,8 @@ from sparring.types import Algorithm, Batch, Transition
 STORE_BYTES = 512 << 20
 """Shared memory that a local Ray takes: chunks and weights are small."""
 GET_SECONDS = 1.0
+PATIENCE = 3.0
+"""Times the longest chunk of an actor that it may be silent, if that is longer than its deadline."""
 
 
 def connect(address: str, cores: int, gpus: float = 0.0) -> bool:
@@ -117,23 +121,43 @@ class Performer:
     """An actor of the cluster: makes a chunk each time it is asked."""
 
     def __init__(self, job: Job, slot: Slot) -> None:
-        from sparring.drivers.platform import prepare
-
-        prepare("cpu")  # accelerators belong to the learner
-        self._acting = Acting(job, slot)
-        self._chunks = self._acting.chunks()
-        self._since = time.perf_counter()
+        """Does nothing yet: once it is there it has a place, and what then takes long is its own affair."""
+        self._job, self._slot = job, slot
+        self._acting: Acting | None = None
+        self._chunks: Iterator[Chunk]
+        self._since: float
+        self._well = True
 
     def make(self) -> bytes:
+        """A chunk; nothing once a call has raised, whose error says all."""
+        if not self._well:
+            return b""
+        self._well = False
+        if self._acting is None:
+            self._begin()
         began = time.perf_counter()
         chunk = next(self._chunks)
         chunk.seconds[1] = began - self._since
-        self._since = time.perf_counter()
+        self._since, self._well = time.perf_counter(), True
         return encode(chunk)
+
+    def close(self) -> None:
+        if self._acting is not None:
+            self._acting.close()
+
+    def _begin(self) -> None:
+        from sparring.drivers.platform import prepare
+
+        prepare("cpu")  # accelerators belong to the learner
+        self._acting = Acting(self._job, self._slot)
+        self._chunks = self._acting.chunks()
+        self._since = time.perf_counter()
 
 
 class RaySeat(Seat):
     """An actor on some node; each permit is a call, and calls are answered in order."""
+
+    SIGN = "chunk"
 
     def __init__(self, job: Job, slot: Slot, template: Chunk, arrived: threading.Condition) -> None:
         super().__init__(job, slot, template, arrived)
@@ -141,6 +165,10 @@ class RaySeat(Seat):
         threads = dict.fromkeys(THREAD_VARIABLES, "1") | {"JAX_PLATFORMS": "cpu"}
         actor = self._ray.remote(Performer).options(num_cpus=1, runtime_env={"env_vars": threads})
         self._actor = actor.remote(job, slot)
+        self._ready = self._actor.__ray_ready__.remote()
+        self._closed: Any = None
+        self._ends_by = math.inf
+        self._longest = 0.0
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asked = 0
         self._stop = threading.Event()
@@ -153,14 +181,29 @@ class RaySeat(Seat):
         self._asked += 1
         self._calls.put(self._actor.make.remote())
 
+    def patience(self, deadline: float) -> float:
+        """Steps are not heard of, only chunks, which may take longer than the deadline of a step."""
+        return max(super().patience(deadline), PATIENCE * self._longest)
+
+    def dismiss(self) -> None:
+        if self._closed is None:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._closed = self._actor.close.remote()
+            self._ends_by = time.monotonic() + CLOSE_SECONDS
+
     def close(self) -> None:
+        """One that is slow to finish what it was asked for, or has no place yet, is ended as it is."""
+        self.dismiss()
         self._stop.set()
+        if self._closed is not None:
+            self._ray.wait([self._closed], timeout=max(self._ends_by - time.monotonic(), 0.0))
         end(self._actor)
         self._reader.join(2 * GET_SECONDS)
 
     def _pulse(self) -> int:
-        """Silent is who owes a chunk; before the first one it may be waiting for a node with a free core."""
-        return self.made if self.made and self._asked > self.made else time.monotonic_ns()
+        """Silent is who owes a chunk; one that waits for a node with a free core cannot make any."""
+        waits = not self.made and not self._ray.wait([self._ready], timeout=0)[0]
+        return time.monotonic_ns() if waits or self._asked <= self.made else self.made
 
     def _read(self) -> None:
         ray = self._ray
@@ -172,7 +215,9 @@ class RaySeat(Seat):
             while not self._stop.is_set():
                 try:
                     data = ray.get(call, timeout=GET_SECONDS)
-                    self._arrive(decode(self._template, data, f"a chunk of actor {self.job.number}"))
+                    chunk = decode(self._template, data, f"a chunk of actor {self.job.number}")
+                    self._longest = max(self._longest, float(chunk.seconds[0]))
+                    self._arrive(chunk)
                     break
                 except ray.exceptions.GetTimeoutError:
                     continue
@@ -185,10 +230,10 @@ def _trouble(error: Exception, ray: Any) -> Trouble:
     """Why an actor of the cluster is gone, in a line."""
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = getattr(error, "cause", error)
-        refusal = cause if isinstance(cause, ConfigError) else None
-        return Trouble(f"raised {type(cause).__name__}: {cause}", str(error), refusal)
+        details = re.sub(r"\x1b\[\d+m", "", str(error))  # Ray colours it
+        return raised(type(cause).__name__, str(cause), details, isinstance(cause, SparringError))
     if isinstance(error, losses()):
-        return Trouble("died, or its node left the cluster,", str(error))
+        return Trouble("died, or its node left the cluster,", str(error), killed=True)
     return Trouble(f"could not be reached ({type(error).__name__})", str(error))
 
 

@@ -33,6 +33,8 @@ class Chunk(NamedTuple):
     """of the oldest weights that acted"""
     seconds: Any
     """[2]: how long making it took, and how long the actor then waited for the learner"""
+    infos: dict[str, Any]
+    """[n, 3] by name: sum, mean and last value of a number in the infos, of the n episodes that ended"""
 
 
 class Credit(NamedTuple):
@@ -77,15 +79,20 @@ class Collector:
         timestep: TimeStep,
         version: int,
         key: Any = None,
+        random: bool = False,
     ) -> tuple[ActorState, Chunk | None]:
         """Takes one step; the state to act on next, and a chunk whenever T steps are together.
 
-        `key` is the data of a random key: few steps need one.
+        `key` is the data of a random key: few steps need one. What `random` actions earn is not told to a
+        bandit, whatever it chose.
         """
         lost = self._none_lost if timestep.lost is None else timestep.lost
         record = actor.transition(state, action, extras, timestep._replace(lost=lost))
         over = np.asarray(actor.ended(timestep))
-        total = self._total + np.where(lost, np.float32(0.0), timestep.reward)
+        reward = (
+            np.full_like(timestep.reward, np.nan) if random and self.control is not None else timestep.reward
+        )
+        total = self._total + np.where(lost, np.float32(0.0), reward)
         cell = None if self._chosen is None else self._chosen.choice.cell
         self._waiting.append((record, total, cell))
         self._versions.append(version)
@@ -122,7 +129,7 @@ class Collector:
         rollout, total, cell = jax.tree.unflatten(structure, [np.stack(column) for column in columns])
         version = min(self._versions)
         self._waiting, self._versions = [], []
-        return Chunk(rollout, total, cell, np.int64(version), np.zeros(2, np.float32))
+        return Chunk(rollout, total, cell, np.int64(version), np.zeros(2, np.float32), {})
 
 
 def credits(chunk: Chunk, first: int, rows: int) -> list[Credit]:

@@ -46,8 +46,8 @@ class _Number:
 class InfoTally:
     """Reads infos step by step; of an environment without numbers it looks at nothing but emptiness."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, rows: int, most: int = MOST_NUMBERS) -> None:
+        self._rows, self._most = rows, most
         self._numbers: dict[str, _Number] = {}
         self._left_out: set[str] = set()
         self._news: list[str] = []
@@ -61,6 +61,20 @@ class InfoTally:
             self._add_dicts(infos, timestep.lost)
         if self._numbers:
             self._close_episodes(timestep)
+
+    def ended(self) -> dict[str, np.ndarray]:
+        """Sum, mean and last value of every episode that ended since the last call, [n, 3] by name."""
+        found = {name: np.array(number.ended) for name, number in self._numbers.items() if number.ended}
+        for name in found:
+            self._numbers[name].ended = []
+        return found
+
+    def merge(self, ended: Mapping[str, np.ndarray]) -> None:
+        """Counts episodes that another tally saw end."""
+        for name, episodes in ended.items():
+            number = self._numbers.get(name) or self._admit(name)
+            if number is not None:
+                number.ended += [(total, mean, last) for total, mean, last in episodes.tolist()]
 
     def metrics(self) -> dict[str, np.float64]:
         """Means over the episodes that ended since the last call, or what the call before said."""
@@ -120,10 +134,10 @@ class InfoTally:
     def _admit(self, name: str) -> _Number | None:
         if name in NOT_TASKS or name in self._left_out:
             return None
-        if len(self._numbers) >= MOST_NUMBERS:
+        if len(self._numbers) >= self._most:
             if not self._left_out:
                 self._news.append(
-                    f"The infos hold more than {MOST_NUMBERS} numbers: only the first become metrics; "
+                    f"The infos hold more than {self._most} numbers: only the first become metrics; "
                     f"{name!r} is left out."
                 )
             if len(self._left_out) < 1000:  # names may go on for ever

@@ -23,7 +23,7 @@ from sparring.drivers import async_
 from sparring.drivers.acting import Acting, Job
 from sparring.drivers.async_ import Async, Crew
 from sparring.drivers.collector import Chunk
-from sparring.drivers.seats import DEPTH, Seat, ThreadSeat, Trouble
+from sparring.drivers.seats import DEPTH, Seat, ThreadSeat, Trouble, raised
 from sparring.drivers.slot import MemorySlot, Slot
 from sparring.envs import registry
 from sparring.errors import ConfigError, EnvironmentFailure
@@ -43,12 +43,14 @@ TINY: dict[str, Any] = {
 }
 
 
-def made(crew: Crew, rows: int = 4, algorithm: str = "gdi", **settings: Any) -> Async:
+def made(
+    crew: Crew, rows: int = 4, algorithm: str = "gdi", env: str = "CartPole-v1", **settings: Any
+) -> Async:
     cls = algorithm_class(algorithm)
-    world = registry.make("CartPole-v1", n_envs=rows)
+    world = registry.make(env, n_envs=rows)
     tiny = {name: value for name, value in TINY.items() if hasattr(cls.Config, name)}
     algo = cls(replace(world.spec, rows=rows), from_mapping(cls.Config, {**tiny, **settings}), 100.0)
-    return Async(algo, registry.host(world, rows), "CartPole-v1", 0, crew=crew)
+    return Async(algo, registry.host(world, rows), env, 0, crew=crew)
 
 
 class HandSeat(Seat):
@@ -202,6 +204,66 @@ def test_an_actor_that_never_comes_up_ends_the_run(by_hand: Callable[..., ByHand
         driver._mend()
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "env.py", line 3, in step
+    raise RuntimeError("boom")
+RuntimeError: boom {action}
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "gymnasium.py", line 9, in step
+    raise failure
+EnvironmentFailure: row 0 raised RuntimeError: boom {action}. The traceback above is the environment's own."""
+
+
+def boom(action: int) -> Trouble:
+    details = TRACEBACK.format(action=action)
+    return raised("EnvironmentFailure", details.rpartition("EnvironmentFailure: ")[2], details, True)
+
+
+def test_an_actor_that_raises_again_and_again_ends_the_run_and_is_shown_once(
+    by_hand: Callable[..., ByHand],
+) -> None:
+    driver = by_hand(actors=2)
+    for action in range(async_.MAX_FAILURES - 1):
+        driver.seats[0].made = 1  # it gets so far every time
+        driver.seats[0]._fail(boom(action))
+        driver._mend()
+    first, *others = driver.events()
+    assert first.endswith(
+        "was replaced; its unfinished sequences are lost.\nTraceback (most recent call last):\n"
+        '  File "env.py", line 3, in step\n    raise RuntimeError("boom")\nRuntimeError: boom 0'
+    )
+    assert not any("Traceback" in line or "traceback above" in line for line in others)
+    driver.seats[0].made = 1
+    driver.seats[0]._fail(boom(9))
+    with pytest.raises(EnvironmentFailure, match=r"boom 9, 10 times in a row with fewer than 20 chunks"):
+        driver._mend()
+
+
+@pytest.mark.parametrize(
+    ("made_chunks", "trouble"),
+    [(1, Trouble("was killed by SIGKILL", killed=True)), (async_.FEW_CHUNKS, boom(0))],
+)
+def test_an_actor_that_was_well_is_replaced_for_ever(
+    by_hand: Callable[..., ByHand], made_chunks: int, trouble: Trouble
+) -> None:
+    driver = by_hand(actors=2)
+    for _ in range(3 * async_.MAX_FAILURES):
+        driver.seats[0].made = made_chunks
+        driver.seats[0]._fail(trouble)
+        driver._mend()
+    assert driver.replaced == 3 * async_.MAX_FAILURES
+
+
+def test_a_failure_before_the_first_chunk_brings_its_traceback_along(by_hand: Callable[..., ByHand]) -> None:
+    driver = by_hand(actors=2)
+    driver.seats[0]._fail(boom(0))
+    with pytest.raises(EnvironmentFailure, match=r"(?s)raised RuntimeError: boom 0.*env\.py.*boom 0$"):
+        driver._mend()
+
+
 @pytest.mark.slow
 def test_the_bandit_learns_from_the_actors_episodes(by_hand: Callable[..., ByHand]) -> None:
     driver = by_hand(actors=2)
@@ -278,6 +340,8 @@ def test_a_folder_for_weights_that_nobody_reads_is_told(driver: Any, needed: str
     given = Settings(driver=driver, slot_folder="weights")
     assert _unread(given) == [f"Nothing reads slot_folder without {needed}."]
     assert _unread(replace(given, slot_folder="")) == []
+    told = _unread(replace(given, slot_folder="", backend="workers"))
+    assert [("backend" in warning) for warning in told] == ([] if driver == "auto" else [True])
 
 
 @pytest.mark.parametrize(("rows", "actors"), [(1, 1), (3, 1), (4, 2)])
@@ -308,6 +372,73 @@ def test_what_cannot_be_asynchronous_is_refused() -> None:
         attempt("gdi", n_envs=2, learner_push=0)
     with pytest.raises(ConfigError, match="slot=file and actor_kind=process are for driver=async"):
         attempt("gdi", n_envs=2, driver="cluster", slot="file")
+
+
+NOTING = """
+import os
+from pathlib import Path
+import gymnasium as gym, numpy as np
+class Noting(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def __init__(self):
+        self.note("opened")
+    def note(self, what):
+        with Path(__file__).with_name(f"{what}-{os.getpid()}").open("a") as notes:
+            notes.write("x")
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, self.t == 3, False, {"t": self.t, "a/b%2F ü": self.t}
+    def close(self):
+        self.note("closed")
+"""
+
+
+@pytest.mark.slow
+def test_an_actors_process_tells_infos_ignores_sigterm_and_closes_its_environments(tmp_path: Path) -> None:
+    (tmp_path / "noting.py").write_text(NOTING)
+    driver = made(Crew(actors=2), env=f"{tmp_path / 'noting.py'}:Noting")
+    try:
+        driver.advance(2)
+        actors: list[Any] = [seat.process for seat in driver._seats]  # type: ignore[attr-defined]
+        for actor in actors:
+            os.kill(actor.pid, signal.SIGTERM)  # as one to the whole group does
+        told = driver.advance(4)[0]
+        assert driver.replaced == 0
+        for kind, value in (("sum", 6), ("mean", 2), ("last", 3)):  # of steps 1, 2, 3; any name will do
+            assert told[f"env/t_{kind}"][-1] == told[f"env/a/b%2F ü_{kind}"][-1] == value
+    finally:
+        driver.close()
+    for actor in actors:
+        opened, closed = ((tmp_path / f"{what}-{actor.pid}").read_text() for what in ("opened", "closed"))
+        assert len(opened) >= 2
+        assert opened == closed
+        assert actor.exitcode == 0
+
+
+UNCLOSED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_async import Crew, made
+if __name__ == "__main__":
+    driver = made(Crew(actors=1), env=sys.argv[2])
+    driver.advance(2)
+    print(driver._seats[0].process.pid)
+"""
+
+
+@pytest.mark.slow
+def test_an_interpreter_that_exits_without_closing_ends_its_actors(tmp_path: Path) -> None:
+    (tmp_path / "noting.py").write_text(NOTING)
+    command = [sys.executable, "-c", UNCLOSED, str(Path(__file__).parent), f"{tmp_path / 'noting.py'}:Noting"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    opened, closed = (tmp_path / f"{what}-{done.stdout.strip()}" for what in ("opened", "closed"))
+    assert opened.read_text() == closed.read_text()
 
 
 PROGRAM = """

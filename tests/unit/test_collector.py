@@ -9,7 +9,10 @@ import pytest
 
 from sparring.bandit.api import Choice
 from sparring.bandit.control import Control
-from sparring.drivers.collector import Collector, credits
+from sparring.drivers.acting import decode, encode
+from sparring.drivers.collector import Chunk, Collector, credits
+from sparring.envs.api import MOST_NUMBERS
+from sparring.envs.infos import InfoTally
 from sparring.types import TimeStep
 
 ALL_ROWS, FIRST, ROWS, T, CHUNKS = 7, 2, 3, 5, 12
@@ -24,6 +27,21 @@ def turn(control: Control, reward: Any, ended: Any, lost: Any, key: Any) -> Cont
     ]
     total = np.where(ended, 0, control.total)
     return Control([*control.state, *told], Choice(cell, cell.astype(np.float32) / 8), total)
+
+
+def test_what_random_actions_earn_is_stored_and_told_to_no_bandit() -> None:
+    cell: Any = np.zeros((ROWS, 1), np.int32)
+    start = Control([], Choice(cell, cell.astype(np.float32)), np.zeros(ROWS, np.float32))
+    collector = Collector(4, 0, ROWS, start, turn)
+    obs, still, ones = np.zeros((ROWS, 1), np.float32), np.zeros(ROWS, bool), np.ones(ROWS, np.float32)
+    state = collector.begin(TimeStep(obs, 0 * ones, still, still, obs), ())
+    for t in range(4):
+        step = TimeStep(obs, ones, ~still if t in (1, 3) else still, still, obs)
+        key = np.zeros(2, np.uint32)
+        state, chunk = collector.step(state, np.zeros(ROWS), None, (), step, t, key, random=t == 0)
+    assert chunk is not None
+    np.testing.assert_array_equal(chunk.rollout.reward, np.ones((4, ROWS)))
+    np.testing.assert_array_equal(chunk.total[:, 0], [np.nan, np.nan, 1.0, 2.0])
 
 
 def played(seed: int) -> tuple[list[Any], list[TimeStep], Collector]:
@@ -105,3 +123,23 @@ def test_the_others_rows_keep_their_indices() -> None:
     assert np.all(cell[:FIRST] == 0)
     assert np.all(cell[FIRST + ROWS :] == 0)
     assert np.all(cell[FIRST : FIRST + ROWS] > 0)
+
+
+def test_numbers_of_infos_travel_with_a_chunk_and_are_merged() -> None:
+    none, names = np.zeros(2, bool), ["a/b%2F é", *(f"n{i}" for i in range(MOST_NUMBERS + 5))]
+    step = TimeStep(None, np.zeros(2), none, none, None)
+    actor, learner = InfoTally(2, MOST_NUMBERS + 1), InfoTally(4)
+    actor.add([dict.fromkeys(names, 1.0), {names[0]: 10.0}], step)
+    assert actor.ended() == {}
+    actor.add([dict.fromkeys(names, 3.0), {}], step._replace(terminated=~none))
+    zero = np.zeros(1)
+    chunk = Chunk(None, zero, None, zero, zero, {})  # type: ignore[arg-type]
+    ended = decode(chunk, encode(chunk._replace(infos=actor.ended())), "a chunk").infos
+    assert ended[names[0]].tolist() == [[4.0, 2.0, 3.0], [10.0, 10.0, 10.0]]
+    assert actor.ended() == {}
+    learner.merge(ended)
+    found = learner.metrics()
+    assert found[f"env/{names[0]}_sum"] == 7.0
+    assert found["env/n0_mean"] == 2.0
+    assert len(found) == 3 * MOST_NUMBERS
+    assert f"more than {MOST_NUMBERS} numbers" in learner.events()[0]

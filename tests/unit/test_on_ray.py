@@ -15,7 +15,7 @@ from sparring import launch
 from sparring.background import Request, RequestPlayer, Stage
 from sparring.config import from_mapping
 from sparring.drivers import remote, shards
-from sparring.drivers.cluster import ClusterRun, _trouble, connect
+from sparring.drivers.cluster import ClusterRun, RaySeat, _trouble, connect
 from sparring.drivers.ray_library import library
 from sparring.drivers.remote import RemoteRun
 from sparring.drivers.shards import ShardedRing, ShardLost
@@ -391,6 +391,34 @@ def test_what_a_shard_or_a_learner_raises_is_no_loss(monkeypatch: pytest.MonkeyP
     learner._ray = ray
     with pytest.raises(EnvironmentFailure, match="ValueError: a bug"):
         learner._answered(None)
+
+
+def test_an_actor_may_be_silent_for_longer_than_its_chunks_take() -> None:
+    seat = object.__new__(RaySeat)
+    seat.made, seat._longest = 0, 0.0
+    assert seat.patience(3.0) == 180.0
+    seat.made, seat._longest = 1, 0.5
+    assert seat.patience(3.0) == 3.0
+    seat._longest = 8.0
+    assert seat.patience(3.0) == 24.0
+
+
+def test_who_waits_for_a_node_is_not_silent() -> None:
+    placed: list[bool] = []
+
+    class Waiting:
+        def wait(self, calls: Any, timeout: float) -> Any:
+            return (calls, []) if placed else ([], calls)
+
+    seat = object.__new__(RaySeat)
+    seat.made, seat._asked, seat._ready, seat._ray = 0, 2, None, Waiting()
+    assert seat._pulse() != seat._pulse()
+    placed.append(True)
+    assert seat._pulse() == seat._pulse() == 0
+    seat.made = 1
+    assert seat._pulse() == seat._pulse() == 1
+    seat.made = 2  # it owes nothing
+    assert seat._pulse() != seat._pulse()
 
 
 def test_a_learner_elsewhere_needs_a_cluster() -> None:
