@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparring.bandit import Control, Controller, Coordinate, Selector, Space, make
+from sparring.bandit.registry import SELECTORS
 from sparring.bandit.settings import contemporaries
 from sparring.evaluation.statistics import interval
 from sparring.ops import keys
@@ -108,17 +109,7 @@ WORLDS = {
 }
 TRAINING = "thompson_in_training"
 """The default as algorithms make it, which remembers and ranks against fewer episodes."""
-NAMES = (
-    "thompson",
-    TRAINING,
-    "sw_ucb",
-    "gdi_tiles",
-    "gdi_tiles_faithful",
-    "lbc_regions",
-    "uniform",
-    "fixed",
-    "ladder",
-)
+NAMES = ("thompson", TRAINING, *(name for name in SELECTORS if name != "thompson"))
 CONTROLS = ("uniform", "fixed", "ladder")
 
 

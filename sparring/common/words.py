@@ -35,12 +35,15 @@ def translated(values: Mapping[str, Any], config: type) -> dict[str, Any]:
         found["train_freq"] = _steps(found["train_freq"])
     if "action_noise" in found and "noise" in known:
         given = found.pop("action_noise")
-        if given is not None and "noise" in found:
+        if given is None:
+            found.setdefault("noise", "none")
+        elif "noise" in found:
             raise ConfigError(
                 f"noise={found['noise']!r} and action_noise={type(given).__name__} both say how actions are "
                 "disturbed. Leave one of them out."
             )
-        found = action_noise(given) | found if given is None else found | action_noise(given)
+        else:
+            found |= action_noise(given)
     if "ent_coef_init" in known:
         found |= _entropy(found)
     return found
@@ -59,11 +62,9 @@ def _steps(value: Any) -> Any:
 
 
 def action_noise(noise: Any) -> dict[str, Any]:
-    """SB3's noise object as settings; None is no noise."""
+    """SB3's noise object as settings."""
     if isinstance(noise, VectorizedActionNoise):
         noise = noise.base_noise
-    if noise is None:
-        return {"noise": "none"}
     if isinstance(noise, OrnsteinUhlenbeckActionNoise):
         more = {"noise_theta": noise.theta, "noise_dt": noise.dt}
         return {"noise": "ou", **_moments(noise), **more}

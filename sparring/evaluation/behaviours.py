@@ -130,5 +130,6 @@ def _acted(algo: Any) -> list[int]:
     cell = jnp.concatenate([jnp.zeros((1, count), jnp.int32), jnp.diag(last)])
     lots = jnp.concatenate([jnp.zeros((1, count)), jnp.eye(count)])
     behaviours = jax.tree.leaves(actor.behaviour(algo, algo.space.points(cell, lots)))
+    behaviours = [jnp.nan_to_num(x) for x in behaviours]  # NaN is what nothing chose, and equals itself here
     changed = [jnp.any((x[1:] != x[:1]).reshape(count, -1), axis=1) for x in behaviours]
     return np.flatnonzero(np.any(changed, axis=0)).tolist() if changed else []

@@ -111,7 +111,8 @@ def test_a_resumed_run_goes_on_with_its_references():
 
 
 def test_the_class_takes_them_too():
-    model = DQN("MlpPolicy", Windows(), buffer="reference", learning_starts=10, buffer_size=100, seed=0)
+    few = {"learning_starts": 10, "buffer_size": 100, "run_dir": False}
+    model = DQN("MlpPolicy", Windows(), buffer="reference", seed=0, **few)
     model.learn(60)
     assert model.num_timesteps == 60
 
